@@ -1,0 +1,1 @@
+"""The daemon that grows and shrinks the pool of nodes with demand."""

@@ -1,0 +1,14 @@
+"""Files on the wire.  Bodies are raw bytes; the path is the query parameter ``path``."""
+
+from gateway.wire.base import Answer
+
+PATH_PARAMETER = "path"
+
+
+class PutFileAnswer(Answer):
+    """A file was written whole, and replaced what was there in one step."""
+
+    ok: bool = True
+    sandbox_id: str
+    path: str
+    size: int

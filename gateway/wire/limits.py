@@ -1,0 +1,70 @@
+"""Every default and every bound of the public API, in one place.
+
+Sizes are bytes unless the name says MiB; times are seconds.
+"""
+
+from typing import Final
+
+MIB: Final = 1024 * 1024
+
+# -- identifiers ------------------------------------------------------------------------------------------------------
+ID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+ENV_KEY_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
+LABEL_RESERVED_PREFIX: Final = "sandbox-fleet."
+MAX_LABELS: Final = 64
+MAX_LABEL_LENGTH: Final = 256
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+MAX_JSON_BODY: Final = 16 * MIB  # the public SDK refuses larger ones on its side too
+MAX_FILE_BODY: Final = 16 * 1024 * MIB  # files stream in constant memory; the sandbox's disk is the real bound
+MAX_COMMAND_BYTES: Final = 2 * MIB  # sum over argv and env, Linux's own ARG_MAX default
+MAX_ARGUMENT_BYTES: Final = (
+    128 * 1024 - 1
+)  # Linux's MAX_ARG_STRLEN less its NUL; execve refuses a longer one with E2BIG
+MAX_ENV_ENTRIES: Final = 4096
+MAX_PATH_BYTES: Final = 4095  # Linux's PATH_MAX less its NUL
+
+# -- a sandbox when the spec is silent --------------------------------------------------------------------------------
+DEFAULT_CPUS: Final = 1.0
+DEFAULT_MEMORY_MB: Final = 1024
+DEFAULT_DISK_MB: Final = 4096
+DEFAULT_PIDS: Final = 256
+DEFAULT_USER: Final = "1000:1000"
+DEFAULT_WORKSPACE: Final = "/workspace"
+DEFAULT_TMPFS_MB: Final = 64
+DEFAULT_RUN_TMPFS_MB: Final = 16
+
+MIN_MEMORY_MB: Final = 16
+MAX_CPUS: Final = 1024.0
+MAX_MEMORY_MB: Final = 16 * 1024 * 1024
+MIN_DISK_MB: Final = 16
+MAX_DISK_MB: Final = 64 * 1024 * 1024
+MAX_GPUS: Final = 64
+MAX_PIDS: Final = 4_194_304  # Linux's own PID_MAX_LIMIT
+MAX_TTL_SECONDS: Final = 366 * 24 * 3600
+
+# -- waiting ----------------------------------------------------------------------------------------------------------
+CREATE_WAIT: Final = 25.0  # a create that takes longer goes on behind a retryable answer; field clients cut at 30 s
+MAX_LONG_POLL: Final = 20.0  # well under the 30 s at which the public SDK gives up on a call
+PENDING_LEASE: Final = 300.0  # a waiting create that nobody retries stops being demand after this
+
+# -- exec -------------------------------------------------------------------------------------------------------------
+EXEC_CHUNK: Final = 64 * 1024  # most bytes in one output event
+MAX_EXEC_OUTPUT: Final = 1024 * MIB  # stored per session; what comes later is counted, dropped and reported
+MAX_EVENTS_PER_READ: Final = 1000
+MAX_EVENT_BYTES_PER_READ: Final = 8 * MIB
+MAX_STDIN_BUFFER: Final = 16 * MIB
+MAX_EXECS_PER_NODE: Final = 200  # one reader thread each; measured to stay responsive up to here
+EXEC_RETENTION: Final = 3600.0  # a finished session can be read this long
+MAX_EXEC_TIMEOUT: Final = 7 * 24 * 3600.0
+
+# -- logs and lists ---------------------------------------------------------------------------------------------------
+MAX_LOG_CHUNK: Final = 1 * MIB
+DEFAULT_PAGE: Final = 1000
+MAX_PAGE: Final = 1000
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+HEARTBEAT_INTERVAL: Final = 5.0
+UNREACHABLE_AFTER: Final = 20.0  # no heartbeat for this long: nothing new is placed there
+LOST_AFTER: Final = 300.0  # no heartbeat for this long: its sandboxes are lost
+JOIN_TOKEN_TTL: Final = 3600.0

@@ -1,0 +1,213 @@
+"""What gateway and node agent tell one another.
+
+Node to gateway: register with a join token, then heartbeat with the node's own credential.  Gateway to node: orders
+about sandboxes, with the control token that registration answered.
+"""
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from gateway.wire.base import Answer, NodeId, Request, SandboxId, Timestamp
+from gateway.wire.exec import ExecRequest
+from gateway.wire.resources import Shape
+from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
+from gateway.wire.states import DeathReason, NodeState, SandboxState
+
+
+class RuntimeReport(Request):
+    """One engine of a node and what it can do."""
+
+    name: RuntimeName
+    version: str
+    isolations: list[Isolation]
+    pause: bool = False
+    checkpoint: bool = False
+    gpus: bool = False
+
+
+class Pressure(Request):
+    """Share of the last 10 s, in percent, in which some task waited (Linux PSI ``some avg10``); null without PSI."""
+
+    cpu: float | None = None
+    memory: float | None = None
+    io: float | None = None
+
+
+class RegisterRequest(Request):
+    """A node introduces itself.  Sent with the join token as bearer."""
+
+    node_url: str
+    """Absolute http(s) origin at which the gateway reaches the agent."""
+    instance: str
+    """Name of the instance behind the node, as the provider knows it."""
+    agent_version: str
+    total: Shape
+    runtimes: list[RuntimeReport]
+    labels: dict[str, str] = {}
+
+
+class RegisterAnswer(Answer):
+    """The node's identity and both credentials.  Told once; the node keeps them in a file only root can read."""
+
+    node_id: NodeId
+    credential: str
+    """Bearer of the node's calls to the gateway."""
+    control_token: str
+    """Bearer that the gateway will show on its calls to the node."""
+    heartbeat_seconds: float
+
+
+class InventoryItem(Request):
+    """One sandbox as the engine of the node has it, dead ones included until the gateway deletes them."""
+
+    sandbox_id: SandboxId
+    generation: int = Field(ge=1)
+    operation_id: str
+    spec_hash: str
+    state: SandboxState = Field(strict=False)
+    reason: DeathReason | None = Field(default=None, strict=False)
+    detail: str | None = None
+    exit_code: int | None = None
+    runtime: RuntimeName
+    isolation: Isolation
+    image_digest: str | None = None
+    shape: Shape
+    live_execs: int = 0
+    started_at: Timestamp | None = Field(default=None, strict=False)
+    ended_at: Timestamp | None = Field(default=None, strict=False)
+
+
+class Heartbeat(Request):
+    """The complete truth of one node at one moment.  Heartbeats of a node are sent one after the other."""
+
+    sequence: int = Field(ge=1)
+    """Grows by one a heartbeat within one life of the agent."""
+    boot_id: str
+    """New in every life of the agent."""
+    node_url: str
+    agent_version: str
+    total: Shape
+    reserved: Shape
+    """Sum of the shapes of the sandboxes that hold resources."""
+    used_memory_mb: int
+    used_disk_mb: int
+    pressure: Pressure = Pressure()
+    runtimes: list[RuntimeReport]
+    images: list[str] = []
+    """Digests of the images that start without a pull."""
+    inventory: list[InventoryItem]
+    draining: bool = False
+
+
+class Removal(Answer):
+    """A sandbox that no row owns in that generation: the node removes it."""
+
+    sandbox_id: str
+    generation: int
+
+
+class HeartbeatAnswer(Answer):
+    """What the gateway wants of the node."""
+
+    remove: list[Removal] = []
+    draining: bool = False
+    heartbeat_seconds: float
+
+
+class JoinTokenRequest(Request):
+    """Asks for a join token that one instance may use once."""
+
+    instance: str
+    pool: str
+    ttl_seconds: int = Field(default=3600, ge=1, le=86400)
+
+
+class JoinToken(Answer):
+    """A join token; the secret is told once."""
+
+    token: str
+    instance: str
+    expires_at: Timestamp
+
+
+class NodeRecord(Answer):
+    """A node as the gateway knows it."""
+
+    id: str
+    instance: str
+    pool: str
+    state: NodeState
+    node_url: str
+    agent_version: str
+    total: Shape
+    reserved: Shape
+    """Sum of the shapes of all sandboxes that the gateway has placed there."""
+    runtimes: list[RuntimeReport]
+    pressure: Pressure = Pressure()
+    sandboxes: int
+    """How many sandboxes have a row there that is not deleted."""
+    registered_at: Timestamp
+    heartbeat_at: Timestamp | None = None
+    idle_since: Timestamp | None = None
+    """Since when no sandbox is there; null while one is."""
+
+
+class NodeList(Answer):
+    """All nodes that are not gone."""
+
+    nodes: list[NodeRecord]
+
+
+class DrainRequest(Request):
+    """Closes (or opens again) a node for new sandboxes; what runs there goes on."""
+
+    draining: bool = True
+
+
+class NodeEnvelope(Answer):
+    """Answer to drain and remove."""
+
+    node: NodeRecord
+
+
+# -- gateway to node --------------------------------------------------------------------------------------------------
+
+
+class CreateOrder(Request):
+    """Make this sandbox run: ``PUT /v1/sandboxes/{id}`` on the node.  Idempotent by id and generation.
+
+    A generation above the one that is there replaces it and keeps its workspace; a lower one is refused.
+    """
+
+    # The spec has passed the gateway's strict check; the order is read again from its own JSON.
+    model_config = ConfigDict(strict=False)
+
+    generation: int = Field(ge=1)
+    operation_id: str
+    spec: SandboxSpec
+    runtime: RuntimeName
+
+
+class OrderAnswer(Answer):
+    """The sandbox after an order."""
+
+    sandbox: InventoryItem
+
+
+class ExecOrder(Request):
+    """Start this session: ``POST /v1/sandboxes/{id}/exec`` on the node."""
+
+    model_config = ConfigDict(strict=False)
+
+    session_id: str
+    generation: int = Field(ge=1)
+    exec: ExecRequest
+
+
+class NodeHealth(Answer):
+    """``GET /healthz`` of a node agent."""
+
+    ok: bool
+    node_id: str | None
+    state: Literal["starting", "ready", "draining"]

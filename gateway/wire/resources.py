@@ -1,0 +1,52 @@
+"""Amounts of what a sandbox uses and a node has."""
+
+from typing import Self
+
+from pydantic import ConfigDict, Field
+
+from gateway.wire.base import WireModel
+
+
+class Shape(WireModel):
+    """An amount of every resource at once: what one sandbox asks for, or what a node has."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    cpus: float = Field(default=0.0, ge=0)
+    """Cores; fractions are fine."""
+    memory_mb: int = Field(default=0, ge=0)
+    """MiB."""
+    disk_mb: int = Field(default=0, ge=0)
+    """MiB of writable disk."""
+    gpus: int = Field(default=0, ge=0)
+    slots: int = Field(default=0, ge=0)
+    """How many sandboxes: 1 for a sandbox, the most that it may run for a node."""
+
+    def __add__(self, other: Self) -> "Shape":
+        return Shape(
+            cpus=self.cpus + other.cpus,
+            memory_mb=self.memory_mb + other.memory_mb,
+            disk_mb=self.disk_mb + other.disk_mb,
+            gpus=self.gpus + other.gpus,
+            slots=self.slots + other.slots,
+        )
+
+    def minus(self, other: "Shape") -> "Shape":
+        """What is left after ``other`` is taken away; nothing goes below zero."""
+        return Shape(
+            cpus=max(0.0, self.cpus - other.cpus),
+            memory_mb=max(0, self.memory_mb - other.memory_mb),
+            disk_mb=max(0, self.disk_mb - other.disk_mb),
+            gpus=max(0, self.gpus - other.gpus),
+            slots=max(0, self.slots - other.slots),
+        )
+
+    def shortfalls(self, free: "Shape") -> list[str]:
+        """Names of the resources of which ``free`` has less than this, in a fixed order; empty when it fits."""
+        names = ("cpus", "memory_mb", "disk_mb", "gpus", "slots")
+        # Fractions of cores add up with rounding error; a millionth of a core is nobody's.
+        return [name for name in names if getattr(self, name) > getattr(free, name) + 1e-6]
+
+    def fits(self, free: "Shape") -> bool:
+        """Whether ``free`` has enough of everything."""
+        return not self.shortfalls(free)

@@ -1,0 +1,265 @@
+"""A sandbox on the wire: what a client asks for, and what it is told."""
+
+import hashlib
+import json
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from gateway.wire import limits
+from gateway.wire.base import Answer, Request, SandboxId, Timestamp
+from gateway.wire.resources import Shape
+from gateway.wire.states import DeathReason, SandboxState
+
+RuntimeName = Literal["runsc", "docker"]
+Isolation = Literal["gvisor", "runc"]
+Network = Literal["none", "bridge"]
+
+UserName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$")
+]
+Capability = Annotated[str, StringConstraints(pattern=r"^(CAP_)?[A-Z][A-Z0-9_]{0,40}$")]
+AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/", max_length=limits.MAX_PATH_BYTES)]
+Argument = Annotated[str, StringConstraints(max_length=limits.MAX_COMMAND_BYTES)]
+
+
+def check_size(command: list[str], env: dict[str, str]) -> None:
+    """Refuses a command line that Linux itself would refuse, so that nothing is ever cut.
+
+    Raises:
+        ValueError: one argument or the sum is over the limits of `gateway.wire.limits`.
+    """
+    for index, argument in enumerate(command):
+        if len(argument.encode()) > limits.MAX_ARGUMENT_BYTES:
+            raise ValueError(
+                f"command[{index}]: one argument may have {limits.MAX_ARGUMENT_BYTES} bytes at most (a limit of Linux);"
+                " send it through stdin or a file"
+            )
+    for key, value in env.items():
+        if not re.fullmatch(limits.ENV_KEY_PATTERN, key):
+            raise ValueError(f"env: {key!r} is not a variable name (letters, digits and _, no leading digit)")
+        if len(key.encode()) + len(value.encode()) + 1 > limits.MAX_ARGUMENT_BYTES:
+            raise ValueError(f"env: {key} is longer than {limits.MAX_ARGUMENT_BYTES} bytes (a limit of Linux)")
+    total = sum(len(text.encode()) + 1 for text in command) + sum(len(k) + len(v.encode()) + 2 for k, v in env.items())
+    if total > limits.MAX_COMMAND_BYTES:
+        raise ValueError(f"command and env together may have {limits.MAX_COMMAND_BYTES} bytes at most, not {total}")
+
+
+class Security(Request):
+    """What the sandbox's processes may do.  The defaults are the safe ones."""
+
+    user: UserName | None = limits.DEFAULT_USER
+    """``uid[:gid]`` or a name known in the image; ``null`` takes the image's own user."""
+    cap_drop: list[Capability] = ["ALL"]
+    cap_add: list[Capability] = []
+    no_new_privileges: bool = True
+    pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=1, le=limits.MAX_PIDS)
+    """Most processes and threads at once; ``null`` leaves only the node's own bound."""
+    read_only_rootfs: bool = False
+    init: bool = True
+    """Reap orphaned processes.  gVisor's own first process does; Docker adds its tini."""
+
+    @field_validator("user", mode="before")
+    @classmethod
+    def _empty_is_unset(cls, value: object) -> object:
+        return None if value == "" else value
+
+
+class Filesystem(Request):
+    """Where the workspace lies, and how large the in-memory file systems are."""
+
+    enforce_disk_quota: bool = False
+    """Accepted for older clients.  The quota is always enforced here."""
+    workspace_path: AbsolutePath = limits.DEFAULT_WORKSPACE
+    tmpfs_mb: int = Field(default=limits.DEFAULT_TMPFS_MB, ge=1, le=65536)
+    """MiB of /tmp held in memory; counts against the sandbox's memory."""
+    run_tmpfs_mb: int = Field(default=limits.DEFAULT_RUN_TMPFS_MB, ge=1, le=65536)
+    """MiB of /run."""
+
+    @field_validator("workspace_path")
+    @classmethod
+    def _plain_path(cls, value: str) -> str:
+        if ".." in value.split("/") or value.rstrip("/") in {"", "/proc", "/sys", "/dev", "/tmp", "/run"}:  # noqa: S108
+            raise ValueError("workspace_path: must be a directory of its own, without '..'")
+        return value.rstrip("/")
+
+
+class Ssh(Request):
+    """Accepted for older clients; only ``enabled: false`` is served."""
+
+    enabled: Literal[False] = False
+    user: str = "root"
+    host: str = "127.0.0.1"
+    host_port: int | None = None
+    container_port: int = 22
+    authorized_keys: list[str] = []
+
+
+class SandboxSpec(Request):
+    """What a client asks for.  Two specs are equal when all fields are, after defaults are filled in."""
+
+    id: SandboxId
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+    command: list[Argument] = Field(default=[], max_length=4096)
+    """The first process; empty takes the image's own, and a sandbox of an image without one just stays up."""
+    env: dict[str, Argument] = Field(default={}, max_length=limits.MAX_ENV_ENTRIES)
+    working_dir: AbsolutePath | None = None
+    """``null`` takes the image's, and the workspace where the image says nothing or ``/``."""
+    cpus: float = Field(default=limits.DEFAULT_CPUS, gt=0, le=limits.MAX_CPUS)
+    memory_mb: int = Field(default=limits.DEFAULT_MEMORY_MB, ge=limits.MIN_MEMORY_MB, le=limits.MAX_MEMORY_MB)
+    disk_mb: int = Field(default=limits.DEFAULT_DISK_MB, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
+    """MiB that the writable layer and the workspace may take together."""
+    gpus: int | Annotated[str, StringConstraints(pattern=r"^(all|device=[A-Za-z0-9,:-]{1,512})$")] = 0
+    """As ``docker run --gpus``: a count, ``all``, or ``device=0,1``."""
+    network: Network = "none"
+    ttl_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
+    """Counted from acceptance; the sandbox is deleted when it runs out."""
+    idle_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
+    """Deleted after this long without a call and without a running exec."""
+    runtime: RuntimeName | None = None
+    """``null`` lets the service choose: docker where GPUs or runc are asked for, runsc otherwise."""
+    isolation: Isolation = "gvisor"
+    ssh: Ssh | None = None
+    security: Security = Security()
+    filesystem: Filesystem = Filesystem()
+    labels: dict[str, str] = Field(default={}, max_length=limits.MAX_LABELS)
+    parkable: bool = False
+    """Accepted for older clients: every sandbox here can be paused."""
+    managed_process: Literal[False] = False
+
+    @field_validator("gpus")
+    @classmethod
+    def _gpu_count(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and not 0 <= value <= limits.MAX_GPUS:
+            raise ValueError(f"gpus: a count from 0 to {limits.MAX_GPUS}")
+        return value
+
+    @field_validator("memory_mb", "cpus", "disk_mb", "network", "security", "filesystem", mode="before")
+    @classmethod
+    def _null_takes_default(cls, value: object, info: object) -> object:
+        # The SDK in the field sends every field, nulls included.
+        if value is None:
+            return cls.model_fields[info.field_name].get_default()  # type: ignore[attr-defined]
+        return value
+
+    @field_validator("ssh", mode="before")
+    @classmethod
+    def _ssh_off(cls, value: object) -> object:
+        return None if value is False else value
+
+    @field_validator("labels")
+    @classmethod
+    def _label_grammar(cls, value: dict[str, str]) -> dict[str, str]:
+        for key, text in value.items():
+            if key.startswith(limits.LABEL_RESERVED_PREFIX):
+                raise ValueError(
+                    f"labels: {key!r}: keys that start with {limits.LABEL_RESERVED_PREFIX!r} are the service's own"
+                )
+            if not key or len(key) > limits.MAX_LABEL_LENGTH or len(text) > limits.MAX_LABEL_LENGTH:
+                raise ValueError(
+                    f"labels: keys and values have at most {limits.MAX_LABEL_LENGTH} characters, keys at least 1"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _as_a_whole(self) -> Self:
+        check_size(self.command, self.env)
+        if self.isolation == "runc" and self.runtime == "runsc":
+            raise ValueError("isolation: 'runc' needs runtime 'docker'")
+        if self.gpu_count and self.runtime == "runsc":
+            raise ValueError("gpus: GPUs need runtime 'docker'")
+        return self
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs placement must find; ``all`` needs at least one."""
+        if isinstance(self.gpus, int):
+            return self.gpus
+        return 1 if self.gpus == "all" else self.gpus.count(",") + 1
+
+    @property
+    def shape(self) -> Shape:
+        """What a node must have free to take this sandbox."""
+        return Shape(cpus=self.cpus, memory_mb=self.memory_mb, disk_mb=self.disk_mb, gpus=self.gpu_count, slots=1)
+
+    @property
+    def chosen_runtime(self) -> RuntimeName | None:
+        """The runtime that the spec implies, ``None`` where either will do (runsc is preferred)."""
+        if self.runtime is None and (self.gpu_count or self.isolation == "runc"):
+            return "docker"
+        return self.runtime
+
+    def sha256(self) -> str:
+        """Hex digest of the spec after defaults are filled in: equal specs, equal digests."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class SandboxRecord(Answer):
+    """What the service knows about one sandbox."""
+
+    id: str
+    generation: int
+    """Counts incarnations of the id, from 1."""
+    image: str
+    image_digest: str | None = None
+    labels: dict[str, str] = {}
+    spec: SandboxSpec
+    spec_hash: str
+    state: SandboxState
+    reason: DeathReason | None = None
+    detail: str | None = None
+    """A sentence for people that goes with ``reason``."""
+    exit_code: int | None = None
+    runtime: RuntimeName | None = None
+    isolation: Isolation | None = None
+    node_id: str | None = None
+    operation_id: str
+    created_at: Timestamp
+    updated_at: Timestamp
+    started_at: Timestamp | None = None
+    ended_at: Timestamp | None = None
+    expires_at: Timestamp | None = None
+
+
+class SandboxEnvelope(Answer):
+    """Answer to create, get, pause, resume and restart."""
+
+    sandbox: SandboxRecord
+    recovered: bool = False
+    """True when the create found the sandbox already there."""
+
+
+class SandboxList(Answer):
+    """One page of sandboxes, oldest first."""
+
+    sandboxes: list[SandboxRecord]
+    next_cursor: str | None = None
+    """Pass as ``cursor`` to read on; absent on the last page."""
+
+
+class DeleteAnswer(Answer):
+    """Answer to delete; ``deleted`` is false when nothing of that id was there."""
+
+    ok: bool = True
+    deleted: SandboxRecord | Literal[False]
+
+
+class Usage(Answer):
+    """What a running sandbox uses now."""
+
+    memory_mb: float
+    cpu_seconds: float
+    disk_mb: float
+    pids: int
+
+
+class LogChunk(Answer):
+    """A piece of the first process's output.  ``data`` is base64; ``eof`` means caught up, not finished."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    next_offset: int
+    data: str
+    eof: bool

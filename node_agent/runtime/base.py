@@ -1,0 +1,288 @@
+"""The port between the node agent and a real engine.
+
+Two engines implement it (`node_agent.runtime.runsc`, `node_agent.runtime.docker`) and one contract suite
+(`tests/contract/runtime`) runs on both.  Every call blocks and may be made from any thread; the agent runs them on an
+executor of its own.  The engine is the truth: nothing here needs memory that a restart would lose, and `found` reads
+everything back from labels, bundles and the engine itself.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import ClassVar
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
+from gateway.wire.states import DeathReason
+
+
+class RuntimeFailure(Exception):  # noqa: N818 - it is what an engine's refusal is called throughout
+    """An engine could not do what was asked.
+
+    Attributes:
+        code: what the caller tells its own caller; decides the HTTP status and whether a retry may help.
+        reason: why the sandbox is dead, when this failure killed it.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, *, reason: DeathReason | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class RuntimeFacts:
+    """What the probe at start found.  ``notes`` are sentences for the log and for ``sandboxes doctor``."""
+
+    name: RuntimeName
+    version: str
+    isolations: tuple[Isolation, ...]
+    pause: bool
+    checkpoint: bool
+    gpus: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Order:
+    """One incarnation of a sandbox to bring up."""
+
+    sandbox_id: str
+    generation: int
+    operation_id: str
+    spec: SandboxSpec
+    spec_hash: str
+
+
+class EngineState(StrEnum):
+    """What an engine says of a sandbox."""
+
+    CREATING = "creating"  # debris of a create that this agent's predecessor did not finish, or one in flight
+    RUNNING = "running"
+    PAUSED = "paused"
+    CHECKPOINTED = "checkpointed"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a sandbox ended."""
+
+    reason: DeathReason
+    exit_code: int | None
+    detail: str
+    ended_at: datetime
+
+
+@dataclass(frozen=True)
+class Found:
+    """One sandbox as the engine has it: enough to adopt it after a restart."""
+
+    order: Order
+    state: EngineState
+    isolation: Isolation
+    image_digest: str | None
+    started_at: datetime | None
+    death: Death | None = None
+
+
+class Stream(StrEnum):
+    """Which output a piece of bytes came from."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Output bytes in the order in which the engine gave them."""
+
+    stream: Stream
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended.  ``code`` is as a shell reports it: 128 + n after signal n."""
+
+    code: int
+    signal: int | None = None
+
+
+@dataclass(frozen=True)
+class ExecCommand:
+    """A process to start inside a running sandbox.
+
+    ``argv`` is exact (no shell).  ``argv[0]`` without a slash is looked up in the PATH of the merged environment.
+    ``user`` ``None`` takes the sandbox's; ``env`` is added to the sandbox's own.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str | None = None
+    user: str | None = None
+    stdin: bool = False
+
+
+class ExecProcess(ABC):
+    """A process inside a sandbox.  One thread reads; another may write, signal or kill meanwhile."""
+
+    @abstractmethod
+    def read(self) -> Chunk | None:
+        """The next output, at most `limits.EXEC_CHUNK` bytes; blocks while there is none.
+
+        ``None`` once the process has ended and everything it wrote before its end was read, even if a background
+        child still holds the pipe.
+        """
+
+    @abstractmethod
+    def write(self, data: bytes) -> None:
+        """Feeds stdin; blocks while the process does not read.  After the process's end it does nothing."""
+
+    @abstractmethod
+    def close_stdin(self) -> None:
+        """Ends stdin.  Idempotent."""
+
+    @abstractmethod
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process's group.  After its end it does nothing."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL to the whole group and to every descendant that still hangs below it."""
+
+    @abstractmethod
+    def wait(self) -> Exit:
+        """How the process ended; blocks until it has.
+
+        Raises:
+            RuntimeFailure: ``EXEC_LOST`` when its end cannot be known (the sandbox died, the engine went away).
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees descriptors and threads on this side; a blocked `read` or `write` returns.  Idempotent."""
+
+
+@dataclass(frozen=True)
+class LogPiece:
+    """A piece of the first process's output; ``size`` is all that is stored of that stream now."""
+
+    data: bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class UsageNow:
+    """What a sandbox uses at this moment."""
+
+    memory_mb: float
+    cpu_seconds: float
+    disk_mb: float
+    pids: int
+
+
+class SandboxRuntime(ABC):
+    """An engine that runs sandboxes on this machine."""
+
+    name: ClassVar[RuntimeName]
+
+    @abstractmethod
+    def probe(self) -> RuntimeFacts:
+        """Checks the engine for real (it starts and removes a throwaway sandbox where that is needed).
+
+        Raises:
+            RuntimeFailure: the engine is missing or cannot run here; the sentence names the cure.
+        """
+
+    @abstractmethod
+    def create(self, order: Order) -> Found:
+        """Brings the sandbox up and returns once its first process runs.
+
+        Idempotent by id and generation.  A lower generation that is still there is torn down first, its workspace
+        kept.  On any failure nothing but the workspace of an earlier generation is left behind.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED``; or
+                ``CONFLICT`` when a newer generation is there or `delete` came in between.
+        """
+
+    @abstractmethod
+    def delete(self, sandbox_id: str) -> None:
+        """Removes every trace of the sandbox, workspace included, whatever state it is in.
+
+        Idempotent, bounded in time, and legal while `create` or an exec of the same sandbox is in flight in another
+        thread: that one fails, and this one wins.
+        """
+
+    @abstractmethod
+    def found(self) -> list[Found]:
+        """Every sandbox of this node that the engine and the disk know, dead ones included."""
+
+    @abstractmethod
+    def wait(self, sandbox_id: str) -> Death:
+        """Blocks until the first process of the running sandbox ends; tells how.
+
+        A sandbox that was deleted meanwhile ends with reason ``deleted``.
+        """
+
+    @abstractmethod
+    def sweep(self) -> list[str]:
+        """Removes what this node's runtime made and no sandbox owns (mounts, namespaces, cgroups, files, …).
+
+        Called once at start, after `found`.  Returns a sentence for each thing removed.
+        """
+
+    @abstractmethod
+    def pause(self, sandbox_id: str) -> None:
+        """Freezes all processes.  Idempotent."""
+
+    @abstractmethod
+    def resume(self, sandbox_id: str) -> None:
+        """Lets them go on.  Idempotent."""
+
+    def checkpoint(self, sandbox_id: str) -> None:
+        """Writes the sandbox's processes to disk and frees its memory; see `RuntimeFacts.checkpoint`.
+
+        Raises:
+            RuntimeFailure: ``UNSUPPORTED`` on engines without it; ``CONFLICT`` while an exec runs.
+        """
+        raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the {self.name} runtime cannot checkpoint sandbox {sandbox_id}")
+
+    def restore(self, sandbox_id: str) -> None:
+        """Brings a checkpointed sandbox back to running.
+
+        Raises:
+            RuntimeFailure: ``UNSUPPORTED`` on engines without it.
+        """
+        raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the {self.name} runtime cannot restore sandbox {sandbox_id}")
+
+    @abstractmethod
+    def exec(self, sandbox_id: str, command: ExecCommand) -> ExecProcess:
+        """Starts a process in its own session and process group.
+
+        A program that cannot be started gives ``START_ERROR`` (not found, not executable), as a shell would say 127
+        or 126.
+
+        Raises:
+            RuntimeFailure: ``SANDBOX_NOT_RUNNING``, ``START_ERROR``.
+        """
+
+    @abstractmethod
+    def busybox(self, sandbox_id: str) -> str:
+        """Path, inside the sandbox, of the static busybox that is bound into every sandbox read-only."""
+
+    @abstractmethod
+    def logs(self, sandbox_id: str, stream: Stream, offset: int, limit: int) -> LogPiece:
+        """Output of the first process from byte ``offset``, at most ``limit`` bytes."""
+
+    @abstractmethod
+    def usage(self, sandbox_id: str) -> UsageNow:
+        """What the sandbox uses now."""
+
+    @abstractmethod
+    def images(self) -> list[str]:
+        """Digests of the images that start here without a pull."""

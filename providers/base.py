@@ -1,0 +1,241 @@
+"""All that the author of a provider needs: one class, six methods, one exception.
+
+A provider turns calls into what one cloud understands.  It decides nothing, waits for nothing and remembers nothing
+but its HTTP session: names, labels and operation ids are chosen by the caller, which writes them to its journal before
+it calls.  This module imports the standard library only.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import StrEnum
+from typing import ClassVar
+
+
+class ErrorKind(StrEnum):
+    """What went wrong; the caller's reaction hangs on this and never on a provider's own words."""
+
+    CAPACITY = "capacity"  # this offer cannot be had now: back it off, try the next one
+    QUOTA = "quota"  # a limit of the account: no creates anywhere in its scope for a while
+    RATE_LIMIT = "rate_limit"  # too many calls: stop optional ones until `retry_after`
+    AUTH = "auth"  # the credential is bad: freeze mutations; never read as "no instances"
+    CONFIG = "config"  # the request is wrong and stays wrong: halt the pool, tell a person
+    DEPRECATED = "deprecated"  # the offer is gone for good
+    EXISTS = "exists"  # the name is taken by something that is not this operation's
+    NOT_FOUND = "not_found"
+    BUSY = "busy"  # locked or in conflict: later
+    TRANSIENT = "transient"  # timeouts, broken connections, 5xx
+    BUG = "bug"  # an answer that could not be understood
+
+
+class Applied(StrEnum):
+    """Whether the failed call had its effect."""
+
+    NO = "no"
+    MAYBE = "maybe"
+    YES = "yes"
+
+
+class Scope(StrEnum):
+    """How far the failure reaches."""
+
+    INSTANCE = "instance"
+    OFFER = "offer"
+    LOCATION = "location"
+    POOL = "pool"
+    PROVIDER = "provider"
+
+
+class ProviderError(Exception):
+    """The one exception of a provider.
+
+    Attributes:
+        kind: what happened.
+        applied: whether it took effect all the same.
+        scope: how far it reaches.
+        retry_after: seconds after which another try may help; ``None`` when the provider said nothing.
+        code: the provider's own code, for logs only.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: ErrorKind,
+        applied: Applied,
+        scope: Scope,
+        retry_after: float | None = None,
+        code: str = "",
+        details: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.applied = applied
+        self.scope = scope
+        self.retry_after = retry_after
+        self.code = code
+        self.details = dict(details or {})
+
+
+class Billing(StrEnum):
+    """How running time is charged."""
+
+    PER_SECOND = "per_second"
+    HOURLY_ROUND_UP = "hourly_round_up"
+    PREPAID = "prepaid"
+
+
+@dataclass(frozen=True)
+class Caps:
+    """Facts about the cloud that the caller relies on; the contract suite tests each."""
+
+    unique_names: bool
+    """Two instances can never have one name."""
+    list_is_atomic: bool
+    """A listing is a snapshot of one moment."""
+    deleted_vanish: bool
+    """A deleted instance leaves the listing, instead of staying as a final row."""
+    billing: Billing
+    max_user_data: int | None
+    """Bytes; ``None`` when there is no bound."""
+    calls_per_hour: int | None
+    has_gpu: bool
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one instance of an offer has."""
+
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Something that can be bought: type × location × shape × price × availability."""
+
+    type: str
+    location: str
+    resources: Resources
+    price_per_hour: Decimal | None
+    """Euro, net; ``None`` when unknown."""
+    available: bool
+    """A hint: a create may be refused all the same."""
+    gone_after: datetime | None = None
+
+
+class Phase(StrEnum):
+    """Where an instance stands, as the provider says."""
+
+    BOOTING = "booting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    LOST = "lost"  # it had been running and cannot come back
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A VM as the provider sees it."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    phase: Phase
+    type: str
+    location: str
+    created_at: datetime
+    """By the provider's clock."""
+    address: str | None = None
+    adopted: bool = False
+    """``create`` found it already there under the same operation."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Every instance that carries the deployment's label.  Never a part: a listing that is not complete raises."""
+
+    instances: tuple[Instance, ...]
+    taken_at: datetime
+    leftovers: tuple[str, ...] = ()
+    """Ids of side resources (volumes, addresses) of the deployment that no instance uses any more."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Names one instance by id, by name, or both."""
+
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Create:
+    """One instance to make.  Everything in it is already in the caller's journal."""
+
+    name: str
+    """At most 63 of ``[a-z0-9-]``, alphanumeric at both ends; derived from the operation id."""
+    operation_id: str
+    deployment: str
+    pool: str
+    type: str
+    location: str
+    image: str
+    user_data: str
+    """Nothing secret but a join token that works once."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+class Deleted(StrEnum):
+    """How far a delete has come."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a person or the bootstrap reaches an instance."""
+
+    host: str
+    port: int
+    user: str
+
+
+class ComputeProvider(ABC):
+    """A cloud.  Six methods; each may block for one bounded call, none waits for something to happen."""
+
+    kind: ClassVar[str]
+    caps: ClassVar[Caps]
+
+    @abstractmethod
+    def offers(self) -> list[Offer]:
+        """Everything that could be bought, available or not."""
+
+    @abstractmethod
+    def list(self) -> Inventory:
+        """Every instance and side resource with the deployment's label; raises rather than return a part."""
+
+    @abstractmethod
+    def get(self, ref: Ref) -> Instance | None:
+        """One instance; ``None`` only when the provider proves that there is none."""
+
+    @abstractmethod
+    def create(self, want: Create) -> Instance:
+        """Orders one instance and returns at once, in `Phase.BOOTING`.
+
+        Idempotent by name: called again with the same name and operation it returns the instance that is there.
+        A name held by another operation raises `ErrorKind.EXISTS`.
+        """
+
+    @abstractmethod
+    def delete(self, ref: Ref) -> Deleted:
+        """Begins removal; an unknown instance is `Deleted.GONE`."""
+
+    @abstractmethod
+    def connect(self, instance: Instance) -> Access | None:
+        """How to log in, or ``None`` where the provider has no way."""
