@@ -1,0 +1,123 @@
+"""The table of all commands, and the group that loads each one's module only when its name is typed.
+
+A module of commands has an ``app = typer.Typer()``.  `COMMANDS` names the module of every command; what runs is the
+command or sub-group of that name in the module's ``app``, or the ``app`` itself where it has none of that name.  Other
+distributions and roles add theirs through the entry-point group `ENTRY_POINTS`, each naming such an ``app``.
+"""
+
+import importlib
+import sys
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+from gateway.cli.failure import CommandFailed
+
+DISTRIBUTION: Final = "sandbox-fleet"
+ENTRY_POINTS: Final = "sandbox_fleet.commands"
+
+# name -> (module, what it does).  The order is the order in the help.
+COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "up": ("gateway.cli.up", "Start the whole service on this machine, in the foreground."),
+    "demo": ("gateway.cli.demo", "Start the service, say hello from a sandbox, and take everything down again."),
+    "doctor": ("gateway.cli.checks", "Look at this machine and name what is missing, with the cure."),
+    "run": ("gateway.cli.client", "Create a sandbox, run one command in it, and delete it."),
+    "ls": ("gateway.cli.client", "List sandboxes."),
+    "exec": ("gateway.cli.client", "Run a command in a sandbox."),
+    "cp": ("gateway.cli.client", "Copy a file into or out of a sandbox."),
+    "logs": ("gateway.cli.client", "Print the output of a sandbox's first process."),
+    "rm": ("gateway.cli.client", "Delete sandboxes."),
+    "nodes": ("gateway.cli.client", "List the nodes of the fleet."),
+    "token": ("gateway.cli.server", "Make, list and revoke tokens."),
+    "gateway": ("gateway.cli.server", "Run the gateway, or print its OpenAPI document."),
+}
+ROLE_HELP: Final = {
+    "autoscaler": "Run the autoscaler, or look at its plan.",
+    "node": "Run the node agent on this machine.",
+}
+
+
+def installed_version() -> str:
+    """Version of the installed distribution; ``unknown`` when it runs from a checkout that is not installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _roles() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in COMMANDS}
+
+
+def _load(name: str) -> Any:
+    """The real command behind ``name``."""
+    try:
+        app = importlib.import_module(COMMANDS[name][0]).app if name in COMMANDS else _roles()[name].load()
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"'sandboxes {name}' needs the Python package {error.name!r}, which is not installed here;"
+            f" install it with: pip install '{DISTRIBUTION}[all]'"
+        ) from error
+    group = get_group(app)
+    return group.commands.get(name, group)
+
+
+class _LazyGroup(TyperGroup):
+    """Lists names and one line of help from the tables; imports a module when its command is resolved."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        listed = {name: text for name, (_, text) in COMMANDS.items()}
+        listed |= {name: ROLE_HELP.get(name, f"Commands of {name}.") for name in _roles()}
+        for name, text in listed.items():
+            self.add_command(TyperCommand(name=name, help=text), name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        return name, _load(name) if name is not None else placeholder, rest
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sandboxes {installed_version()}")
+        raise typer.Exit
+
+
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Isolated Linux sandboxes for AI agents: run the service, and use it."""
+
+
+def application() -> typer.Typer:
+    """The whole command line."""
+    # Locals stay out of tracebacks: they may hold tokens.
+    app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, pretty_exceptions_show_locals=False)
+    app.callback()(_root)
+    return app
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs one command line.
+
+    Args:
+        arguments: the words after the program's name; ``None`` takes this process's own.
+
+    Returns:
+        0, or the command's own exit code; 2 for a mistyped option or command; 130 after Ctrl-C.
+    """
+    try:
+        application()(args=arguments, prog_name="sandboxes")
+    except CommandFailed as failure:
+        print(f"error: {failure.message}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+        return failure.exit_code
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    return 0
