@@ -1,0 +1,59 @@
+# Every target does its own set-up; the second time that takes a moment.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help up demo doctor test unit check format bench soak setup python engines tools clean
+
+VENV := .venv/bin
+# `pytest` arguments of your own, e.g.  make test ARGS='-k placement -x'
+ARGS :=
+
+help:  ## show this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+up: python engines  ## start everything on this machine; Ctrl-C ends it clean
+	@exec $(VENV)/sandboxes up
+
+demo: python engines  ## run the README's example in a real gVisor sandbox, then take everything down
+	@$(VENV)/sandboxes demo
+
+doctor: python  ## what this machine has, what it lacks, and the cure
+	@$(VENV)/sandboxes doctor
+
+test: python engines  ## all tests but the long ones (root; real engines)
+	@$(VENV)/python -m pytest -q -m 'not soak' $(ARGS)
+
+unit: python  ## the tests that need neither root nor engines
+	@$(VENV)/python -m pytest -q -m 'not soak and not engine' $(ARGS)
+
+check: python tools  ## format, lint, types, import arrows, shell scripts
+	@$(VENV)/ruff format --check --quiet . || { echo 'run: make format' >&2; exit 1; }
+	@$(VENV)/ruff check --quiet .
+	@$(VENV)/mypy
+	@out=$$($(VENV)/lint-imports --no-logo 2>&1) || { echo "$$out"; exit 1; }
+	@shellcheck setup/*.sh .ci/run
+	@echo 'check: format, lint, types, import arrows and shell scripts are clean'
+
+format: python  ## put the sources into their one format
+	@$(VENV)/ruff format --quiet .
+	@$(VENV)/ruff check --quiet --fix .
+
+bench: python engines  ## times beside the raw engines, on this machine
+	@$(VENV)/python -m tests.bench $(ARGS)
+
+soak: python engines  ## kill the daemons at random during 200 cycles; nothing may be lost or left
+	@$(VENV)/python -m pytest -q -m soak tests/chaos $(ARGS)
+
+setup: python engines tools  ## only the set-up
+
+python:
+	@bash setup/python.sh
+
+engines:
+	@bash setup/packages.sh engines
+
+tools:
+	@bash setup/packages.sh check
+
+clean:  ## remove the virtual environment and all caches of this checkout
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist sdk/dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes .venv with the project, its SDK and the development tools, both installed editable.
+#
+# A stamp holds what the environment was made from (both project files, the Python version, the folder), so that the
+# second run takes a moment and a changed dependency is picked up.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf 'set-up: %s\n' "$*" >&2; }
+
+bash setup/packages.sh python
+stamp=.venv/made-from
+wanted=$({ python3 -V && pwd && cat pyproject.toml sdk/pyproject.toml; } | sha256sum | cut -d' ' -f1)
+
+if [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null; then
+    [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || exit 0
+else
+    rm -rf .venv
+    python3 -m venv .venv
+fi
+say "installing Python packages into .venv (the first time takes about a minute)"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input -e '.[dev]' -e ./sdk </dev/null
+printf '%s\n' "$wanted" >"$stamp"

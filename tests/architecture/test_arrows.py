@@ -1,0 +1,38 @@
+"""Who may import whom: the contracts in pyproject.toml hold, and the SDK and the wire stay what they claim to be."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_import_contract_is_kept() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("gateway.wire.nodes", ["fastapi", "starlette", "sqlmodel", "aiohttp", "requests", "typer"]),
+        ("gateway.client", ["fastapi", "starlette", "sqlmodel", "aiohttp"]),
+        ("gateway.cli.root", ["fastapi", "starlette", "sqlmodel", "aiohttp", "docker", "apscheduler"]),
+        ("providers.base", ["gateway", "pydantic", "requests"]),
+        ("ucloud_sandboxes_sdk", ["gateway", "node_agent", "autoscaler", "providers", "fastapi", "pydantic"]),
+    ],
+)
+def test_importing_it_loads_nothing_heavy(module: str, unwanted: list[str]) -> None:
+    code = f"import sys, {module}; print(*(set(sys.modules) & set({unwanted!r})))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
