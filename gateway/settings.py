@@ -1,0 +1,82 @@
+"""Settings of the gateway, read from a TOML file and the environment; nothing is read at import."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.wire import limits
+
+ENV_PREFIX: Final = "SANDBOXES_GATEWAY_"
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the sentence says which key of which source, and why."""
+
+
+class GatewaySettings(BaseSettings):
+    """One frozen value; every field may be set in the file or as ``SANDBOXES_GATEWAY_<FIELD>``.  Unknown keys fail."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8090, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    state_dir: Path = Path("/var/lib/sandbox-fleet/gateway")
+    """Directory of the database, the node secret and the first tokens; only its owner may read it."""
+    database_url: str | None = None
+    """SQLAlchemy URL; ``None`` is a SQLite file in ``state_dir``."""
+    create_wait: float = Field(default=limits.CREATE_WAIT, gt=0)
+    """Seconds that a create waits before it answers with a retryable error and goes on behind it."""
+    delete_wait: float = Field(default=10.0, gt=0)
+    """Seconds that a delete waits for the node before it answers that the delete goes on."""
+    pending_lease: float = Field(default=limits.PENDING_LEASE, gt=0)
+    """Seconds after which a waiting create that nobody retries fails."""
+    heartbeat_interval: float = Field(default=limits.HEARTBEAT_INTERVAL, gt=0)
+    """Seconds between two heartbeats of a node, told to nodes."""
+    unreachable_after: float = Field(default=limits.UNREACHABLE_AFTER, gt=0)
+    """Seconds without heartbeat after which nothing new is placed on a node."""
+    lost_after: float = Field(default=limits.LOST_AFTER, gt=0)
+    """Seconds without heartbeat after which a node's sandboxes are lost."""
+    tombstone_seconds: float = Field(default=24 * 3600.0, gt=0)
+    """Seconds that a deleted sandbox's row, and with it the count of its generations, is kept."""
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the database."""
+        return self.database_url or f"sqlite:///{self.state_dir / 'gateway.db'}"
+
+    @model_validator(mode="after")
+    def _late_before_lost(self) -> Self:
+        if not self.heartbeat_interval < self.unreachable_after < self.lost_after:
+            raise ValueError("heartbeat_interval < unreachable_after < lost_after must hold")
+        return self
+
+
+def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> GatewaySettings:
+    """Settings from ``config`` (TOML), overridden by the environment.
+
+    Raises:
+        SettingsError: the file cannot be read, or a key is unknown or has a wrong value.
+    """
+    values: dict[str, object] = {}
+    if config is not None:
+        try:
+            values.update(tomllib.loads(config.read_text()))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"configuration file {config}: {error}") from error
+    for name, value in (os.environ if environ is None else environ).items():
+        if name.startswith(ENV_PREFIX):
+            values[name.removeprefix(ENV_PREFIX).lower()] = value
+    try:
+        return GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()
+        )
+        raise SettingsError(f"configuration of the gateway: {problems}") from error
