@@ -33,6 +33,8 @@ def test_every_import_contract_is_kept() -> None:
 )
 def test_importing_it_loads_nothing_heavy(module: str, unwanted: list[str]) -> None:
     code = f"import sys, {module}; print(*(set(sys.modules) & set({unwanted!r})))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

@@ -1,0 +1,234 @@
+"""Keeps the service's processes alive while `sandboxes up` stands in the foreground.
+
+One thread, the main one, starts, restarts and ends children; a thread for each child waits for its death and says so.
+Children run in sessions of their own, so that Ctrl-C reaches this process alone and it ends them in order.  A child
+with ``dies_with_us`` gets SIGKILL from the kernel when this process dies by any means (PR_SET_PDEATHSIG, set by
+``setpriv``); the daemons recover from that by design.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from gateway.cli.failure import CommandFailed
+
+FIRST_DELAY: Final = 0.5
+LONGEST_DELAY: Final = 30.0
+STEADY_AFTER: Final = 60.0  # a child that lived this long starts again with the first delay
+PROBE_FIRST: Final = 0.05
+PROBE_LONGEST: Final = 0.5
+LOG_BYTES: Final = 16 * 1024 * 1024  # of one child's log; the part before is kept once, as NAME.log.1
+TAIL_LINES: Final = 5
+
+
+def restart_delay(failures: int) -> float:
+    """Seconds to wait before start number ``failures`` + 1 of a child that died ``failures`` times in a row."""
+    return float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** max(0, failures - 1)))
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process to keep alive."""
+
+    name: str
+    argv: Sequence[str]
+    log: Path
+    """Takes stdout and stderr."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to this process's own."""
+    ready: Callable[[], bool] | None = None
+    """Asked until it says yes; bounded in time by itself.  ``None``: ready when it has started."""
+    dies_with_us: bool = True
+    stop_seconds: float = 20.0
+    """From SIGTERM to SIGKILL."""
+
+
+@dataclass(frozen=True)
+class _Died:
+    name: str
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """SIGINT, SIGTERM or SIGHUP came."""
+
+    signal: int
+
+
+class _Running:
+    """A child and its present process."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.failures = 0
+        self.due: float | None = None
+        """When to start it again; ``None`` while it runs."""
+
+
+class Supervisor:
+    """Starts children one after the other, keeps them alive, and ends them in the opposite order.
+
+    All methods belong to the thread that made the object, which must be the main one.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._children: dict[str, _Running] = {}
+        self._events: SimpleQueue[_Died | StopAsked] = SimpleQueue()
+
+    def catch_signals(self) -> None:
+        """Turns SIGINT, SIGTERM and SIGHUP into a wish to stop."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # SimpleQueue.put may be called from a signal handler: the library promises that it is reentrant.
+            signal.signal(number, lambda got, _frame: self._events.put(StopAsked(got)))
+
+    def start(self, child: Child, *, within: float) -> None:
+        """Starts ``child`` and returns once it is ready.
+
+        Raises:
+            CommandFailed: it died, was not ready ``within`` seconds, or a stop was asked meanwhile; it is not running
+                any more then, except when the stop came.
+        """
+        running = _Running(child)
+        self._children[child.name] = running
+        self._spawn(running)
+        until = time.monotonic() + within
+        pause = PROBE_FIRST
+        while child.ready is not None and not child.ready():
+            event = self._next(min(pause, max(0.0, until - time.monotonic())))
+            pause = min(PROBE_LONGEST, pause * 2)
+            if isinstance(event, StopAsked):
+                raise CommandFailed("stopped while starting", exit_code=130)
+            if event is not None and event.name == child.name:
+                del self._children[child.name]
+                raise CommandFailed(f"{child.name} {ended(event.code)} while starting: {tail(child.log)}")
+            if event is not None:
+                self._note_death(event)
+            if time.monotonic() >= until:
+                self.stop(child.name)
+                raise CommandFailed(f"{child.name} was not ready after {within:.0f} s; see {child.log}")
+
+    def wait(self, seconds: float) -> StopAsked | None:
+        """Keeps the children alive for at most ``seconds``; returns early when a stop is asked."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            self._restart_due()
+            self._trim_logs()
+            due = [r.due - time.monotonic() for r in self._children.values() if r.due is not None]
+            event = self._next(max(0.0, min([left, *due])))
+            if isinstance(event, StopAsked):
+                return event
+            if event is not None:
+                self._note_death(event)
+        return None
+
+    def stop(self, name: str) -> None:
+        """Ends one child: SIGTERM, its deadline, SIGKILL.  Does nothing when it is not there."""
+        running = self._children.pop(name, None)
+        if running is None or running.process is None or running.process.poll() is not None:
+            return
+        running.process.terminate()
+        try:
+            running.process.wait(running.child.stop_seconds)
+        except subprocess.TimeoutExpired:
+            self._say(f"{name} did not end within {running.child.stop_seconds:.0f} s and was killed")
+            running.process.kill()
+            running.process.wait()
+
+    def stop_all(self) -> None:
+        """Ends all children, the last one started first."""
+        for name in reversed(list(self._children)):
+            self.stop(name)
+
+    def pid(self, name: str) -> int | None:
+        """Process id of a child that runs now."""
+        running = self._children.get(name)
+        return running.process.pid if running is not None and running.process is not None else None
+
+    def _next(self, timeout: float) -> _Died | StopAsked | None:
+        try:
+            return self._events.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def _spawn(self, running: _Running) -> None:
+        child = running.child
+        child.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        guard = ["setpriv", "--pdeathsig", "KILL", "--"] if child.dies_with_us else []
+        with child.log.open("ab") as log:
+            try:
+                process = subprocess.Popen(
+                    [*guard, *child.argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **child.env},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise CommandFailed(f"{child.name} cannot be started: {error}") from error
+        running.process, running.started, running.due = process, time.monotonic(), None
+        threading.Thread(target=self._watch, args=(child.name, process), daemon=True).start()
+
+    def _watch(self, name: str, process: "subprocess.Popen[bytes]") -> None:
+        self._events.put(_Died(name, process.pid, process.wait()))
+
+    def _note_death(self, event: _Died) -> None:
+        running = self._children.get(event.name)
+        if running is None or running.process is None or running.process.pid != event.pid:
+            return  # ended by `stop`, or an older process of the same child
+        steady = time.monotonic() - running.started >= STEADY_AFTER
+        running.failures = 1 if steady else running.failures + 1
+        delay = restart_delay(running.failures)
+        running.process, running.due = None, time.monotonic() + delay
+        self._say(f"{event.name} {ended(event.code)}; starting it again in {delay:.1f} s ({running.child.log})")
+
+    def _restart_due(self) -> None:
+        for running in list(self._children.values()):
+            if running.due is not None and running.due <= time.monotonic():
+                self._spawn(running)
+
+    def _trim_logs(self) -> None:
+        for running in self._children.values():
+            trim(running.child.log)
+
+
+def ended(code: int) -> str:
+    """How a process ended, for people, from the code that `subprocess` gives."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def trim(log: Path) -> None:
+    """Keeps a log bounded: beyond `LOG_BYTES` what is there moves to ``NAME.1`` and the file goes on empty."""
+    try:
+        if log.stat().st_size <= LOG_BYTES:
+            return
+        log.with_name(log.name + ".1").write_bytes(log.read_bytes()[-LOG_BYTES:])
+        os.truncate(log, 0)  # the child appends, so it goes on at the new end
+    except FileNotFoundError:
+        return
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, as one."""
+    try:
+        lines = log.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
+    except FileNotFoundError:
+        return "it wrote nothing"
+    return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "it wrote nothing"

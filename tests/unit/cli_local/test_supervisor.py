@@ -1,0 +1,190 @@
+"""The supervisor with real processes: it keeps them alive, tells why they died, and leaves none behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import supervisor as module
+from gateway.cli.failure import CommandFailed
+from gateway.cli.supervisor import LOG_BYTES, Child, StopAsked, Supervisor, ended, restart_delay, tail, trim
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def supervisor(said: list[str]) -> Iterator[Supervisor]:
+    made = Supervisor(said.append)
+    yield made
+    made.stop_all()
+
+
+def shell(tmp_path: Path, script: str, *, name: str = "child", **fields: object) -> Child:
+    return Child(name=name, argv=["sh", "-c", script], log=tmp_path / f"{name}.log", **fields)  # type: ignore[arg-type]
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def await_death(pid: int) -> None:
+    """Returns when the process has ended; fails the test when it does not within 20 s."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 20)[0], f"process {pid} is still there"
+    finally:
+        os.close(handle)
+
+
+def test_delays_grow_and_are_bounded() -> None:
+    assert [restart_delay(n) for n in (1, 2, 3, 4, 20)] == [0.5, 1.0, 2.0, 4.0, 30.0]
+
+
+def test_start_returns_when_the_child_is_ready(supervisor: Supervisor, tmp_path: Path) -> None:
+    flag = tmp_path / "ready"
+    supervisor.start(shell(tmp_path, f"touch {flag}; exec sleep 60", ready=flag.exists), within=20)
+    pid = supervisor.pid("child")
+    assert pid is not None
+    assert alive(pid)
+
+
+def test_a_child_that_dies_while_starting_is_an_error_with_its_last_words(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    child = shell(tmp_path, "echo cannot listen on port 1 >&2; exit 3", ready=lambda: False)
+    with pytest.raises(CommandFailed, match="ended with exit code 3 while starting: cannot listen on port 1"):
+        supervisor.start(child, within=20)
+    assert supervisor.pid("child") is None
+
+
+def test_a_child_that_never_gets_ready_is_ended(supervisor: Supervisor, tmp_path: Path) -> None:
+    pids = tmp_path / "pid"
+    child = shell(tmp_path, f"echo $$ > {pids}; exec sleep 60", ready=lambda: False)
+    with pytest.raises(CommandFailed, match="was not ready after 1 s"):
+        supervisor.start(child, within=1)
+    await_death(int(pids.read_text()))
+
+
+def test_a_program_that_is_not_there_is_an_error(supervisor: Supervisor, tmp_path: Path) -> None:
+    child = Child(name="x", argv=["/no/such/program"], log=tmp_path / "x.log", ready=lambda: False, dies_with_us=False)
+    with pytest.raises(CommandFailed, match="x cannot be started"):
+        supervisor.start(child, within=5)
+
+
+def test_a_dead_child_is_started_again(
+    supervisor: Supervisor, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
+    supervisor.start(shell(tmp_path, "exec sleep 60"), within=5)
+    first = supervisor.pid("child")
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    for _ in range(200):
+        supervisor.wait(0.05)
+        if supervisor.pid("child") not in {None, first}:
+            break
+    second = supervisor.pid("child")
+    assert second is not None
+    assert alive(second)
+    assert "child was killed by SIGKILL; starting it again in 0.0 s" in said[0]
+
+
+def test_stop_kills_what_ignores_sigterm(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
+    flag = tmp_path / "ready"
+    script = f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done"
+    supervisor.start(shell(tmp_path, script, ready=flag.exists, stop_seconds=0.2), within=20)
+    pid = supervisor.pid("child")
+    assert pid is not None
+    supervisor.stop_all()
+    assert not alive(pid)
+    assert said == ["child did not end within 0 s and was killed"]
+
+
+def test_children_end_in_the_opposite_order(supervisor: Supervisor, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    for name in ("first", "second"):
+        flag = tmp_path / f"{name}.ready"
+        script = f"trap 'echo {name} >> {order}; exit' TERM; touch {flag}; while :; do sleep 0.05; done"
+        supervisor.start(shell(tmp_path, script, name=name, ready=flag.exists), within=20)
+    supervisor.stop_all()
+    assert order.read_text().split() == ["second", "first"]
+
+
+def test_a_signal_ends_the_wait(supervisor: Supervisor) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        supervisor.catch_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert supervisor.wait(20) == StopAsked(signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        from pathlib import Path
+        from gateway.cli.supervisor import Child, Supervisor
+        supervisor = Supervisor(print)
+        supervisor.start(Child("c", ["sleep", "60"], Path({str(tmp_path / "c.log")!r})), within=5)
+        print(supervisor.pid("c"), flush=True)
+        supervisor.wait(60)
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        pid = int(parent.stdout.readline())
+        # The line comes after the fork and maybe before `setpriv` has become `sleep`; only then is the guard set.
+        while Path(f"/proc/{pid}/comm").read_text().strip() != "sleep":
+            pass
+        parent.kill()
+        await_death(pid)
+
+
+def test_an_exit_is_told_in_words() -> None:
+    assert ended(0) == "ended with exit code 0"
+    assert ended(-9) == "was killed by SIGKILL"
+    assert ended(-64) == "was killed by SIGRTMAX"
+    assert ended(-99) == "was killed by signal 99"
+
+
+def test_a_log_stays_bounded_and_keeps_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    trim(log)
+    log.write_bytes(b"a" * LOG_BYTES)
+    trim(log)
+    assert log.stat().st_size == LOG_BYTES
+    with log.open("ab") as writer:
+        writer.write(b"end")
+        writer.flush()
+        trim(log)
+        writer.write(b"next")
+    assert log.read_bytes() == b"next"
+    assert log.with_name("x.log.1").read_bytes()[-4:] == b"aend"
+
+
+def test_the_tail_is_the_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert tail(log) == "it wrote nothing"
+    log.write_text("\n".join(f"line {n}" for n in range(9)))
+    assert tail(log) == "line 4 | line 5 | line 6 | line 7 | line 8"
