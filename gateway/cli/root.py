@@ -23,7 +23,7 @@ ENTRY_POINTS: Final = "sandbox_fleet.commands"
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "up": ("gateway.cli.up", "Start the whole service on this machine, in the foreground."),
     "demo": ("gateway.cli.demo", "Start the service, say hello from a sandbox, and take everything down again."),
-    "doctor": ("gateway.cli.checks", "Look at this machine and name what is missing, with the cure."),
+    "doctor": ("gateway.cli.doctor", "Look at this machine and name what is missing, with the cure."),
     "run": ("gateway.cli.client", "Create a sandbox, run one command in it, and delete it."),
     "ls": ("gateway.cli.client", "List sandboxes."),
     "exec": ("gateway.cli.client", "Run a command in a sandbox."),

@@ -1,0 +1,160 @@
+"""What the gateway's machine needs: the rows that this role adds to ``sandboxes doctor``."""
+
+import shutil
+import socket
+import stat
+import sys
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import requests
+from pydantic import ValidationError
+
+from gateway.settings import GatewaySettings, SettingsError, load_settings
+from gateway.wire.checks import Check, Verdict
+from gateway.wire.health import GatewayHealth
+from gateway.wire.limits import MIB
+
+OLDEST_PYTHON: Final = (3, 11)
+NEEDED_MODULES: Final = ("fastapi", "uvicorn", "aiohttp", "sqlmodel", "alembic")
+OUR_PACKAGES: Final = ("gateway", "node_agent", "autoscaler", "providers")
+DISTRIBUTION: Final = "sandbox-fleet"
+LEAST_DISK: Final = 512 * MIB  # below this the database and the first image have no room
+COMFORTABLE_DISK: Final = 10 * 1024 * MIB
+PROBE_SECONDS: Final = 2.0
+
+
+def python_version(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
+    """Whether this Python is new enough."""
+    found = ".".join(map(str, version))
+    if version >= OLDEST_PYTHON:
+        return Check(name="python", verdict=Verdict.OK, found=found)
+    return Check(name="python", verdict=Verdict.ERROR, found=found, cure="install Python 3.11 or newer")
+
+
+def python_packages(needed: tuple[str, ...] = NEEDED_MODULES) -> Check:
+    """Whether what the gateway imports is installed."""
+    absent = [name for name in needed if find_spec(name) is None]
+    if not absent:
+        return Check(name="python packages", verdict=Verdict.OK, found=", ".join(needed))
+    return Check(
+        name="python packages",
+        verdict=Verdict.ERROR,
+        found=f"not installed: {', '.join(absent)}",
+        cure=f"pip install '{DISTRIBUTION}[gateway]'",
+    )
+
+
+def package_names(owners: dict[str, list[str]] | None = None) -> Check:
+    """Whether no other distribution has overwritten one of our four package names."""
+    installed: dict[str, list[str]] = dict(packages_distributions()) if owners is None else owners
+    strangers = {
+        name: others for name in OUR_PACKAGES if (others := sorted({*installed.get(name, [])} - {DISTRIBUTION}))
+    }
+    if not strangers:
+        return Check(name="package names", verdict=Verdict.OK, found=f"{', '.join(OUR_PACKAGES)} are ours alone")
+    return Check(
+        name="package names",
+        verdict=Verdict.ERROR,
+        found="; ".join(f"{name} is also in {', '.join(others)}" for name, others in strangers.items()),
+        cure=f"install {DISTRIBUTION} into a virtual environment of its own",
+    )
+
+
+def port(host: str, number: int) -> Check:
+    """Whether the gateway can listen there, or already does."""
+    name = f"port {number}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the server does: a port that only waits out old connections is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            if _gateway_answers(host, number):
+                return Check(name=name, verdict=Verdict.OK, found=f"a gateway answers on {host}")
+            return Check(
+                name=name,
+                verdict=Verdict.ERROR,
+                found=f"{host}: {error.strerror or error}",
+                cure="end what listens there (ss -ltnp), or choose another: sandboxes up --port N",
+            )
+    return Check(name=name, verdict=Verdict.OK, found=f"free on {host}")
+
+
+def _gateway_answers(host: str, number: int) -> bool:
+    origin = f"[{host}]" if ":" in host else host
+    try:
+        answer = requests.get(f"http://{origin}:{number}/healthz", timeout=PROBE_SECONDS)
+        return GatewayHealth.model_validate_json(answer.content).service == "gateway"
+    except (requests.RequestException, ValidationError):
+        return False
+
+
+def state_dir(path: Path) -> Check:
+    """Whether the state can be kept there, and is closed to others."""
+    name = "state directory"
+    if not path.exists():
+        return Check(name=name, verdict=Verdict.OK, found=f"{path} will be made")
+    if not path.is_dir():
+        return Check(name=name, verdict=Verdict.ERROR, found=f"{path} is not a directory", cure=f"move {path} away")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        return Check(
+            name=name,
+            verdict=Verdict.WARNING,
+            found=f"{path} is open to others (mode {mode:o})",
+            cure=f"chmod 700 {path}",
+        )
+    return Check(name=name, verdict=Verdict.OK, found=f"{path}, closed to others")
+
+
+def disk(path: Path, free: int | None = None) -> Check:
+    """Whether there is room where the state lies; ``free`` bytes are measured unless given."""
+    place = next(parent for parent in (path, *path.parents) if parent.exists())
+    left = shutil.disk_usage(place).free if free is None else free
+    found = f"{left / (1024 * MIB):.1f} GiB free under {place}"
+    if left < LEAST_DISK:
+        return Check(name="disk", verdict=Verdict.ERROR, found=found, cure=f"make room under {place}")
+    if left < COMFORTABLE_DISK:
+        return Check(
+            name="disk", verdict=Verdict.WARNING, found=found, cure="images and sandbox disks will soon need more"
+        )
+    return Check(name="disk", verdict=Verdict.OK, found=found)
+
+
+def tokens(directory: Path) -> Check:
+    """Whether the first tokens are there and nobody else can read them."""
+    files = sorted(directory.glob("*")) if directory.is_dir() else []
+    if not files:
+        return Check(
+            name="tokens", verdict=Verdict.OK, found=f"none in {directory}; 'sandboxes up' makes the first ones"
+        )
+    loose = [str(path) for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    if loose:
+        return Check(
+            name="tokens",
+            verdict=Verdict.ERROR,
+            found=f"others may read {', '.join(loose)}",
+            cure=f"chmod 600 {' '.join(loose)}; then revoke them (sandboxes token revoke) and make new ones",
+        )
+    return Check(name="tokens", verdict=Verdict.OK, found=", ".join(str(path) for path in files))
+
+
+def checks() -> list[Check]:
+    """All rows of the gateway's role, for the settings of this environment."""
+    rows = [python_version(), python_packages(), package_names()]
+    try:
+        settings: GatewaySettings = load_settings()
+    except SettingsError as error:
+        cure = "correct the SANDBOXES_GATEWAY_* variables"
+        return [*rows, Check(name="gateway settings", verdict=Verdict.ERROR, found=str(error), cure=cure)]
+    return [
+        *rows,
+        port(settings.host, settings.port),
+        state_dir(settings.state_dir),
+        tokens(settings.state_dir.parent / "tokens"),
+        disk(settings.state_dir),
+    ]

@@ -1,0 +1,81 @@
+"""``sandboxes doctor``: what this machine has, what it lacks, and the cure.
+
+The rows come from the entry-point group `CHECKS`: every installed role looks at what it needs itself.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.wire.checks import Check, Verdict
+
+CHECKS: Final = "sandbox_fleet.checks"
+STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "bold red"}
+
+app = typer.Typer()
+
+
+def rows_of(point: EntryPoint) -> list[Check]:
+    """The rows of one role; one row that says why, when the role cannot be asked."""
+    try:
+        checks: Callable[[], Iterable[Check]] = point.load()
+    except ModuleNotFoundError as error:
+        return [
+            Check(
+                name=f"{point.name}: packages",
+                verdict=Verdict.WARNING,
+                found=f"the Python package {error.name!r} is not installed, so this machine cannot be a {point.name}",
+                cure=f"pip install 'sandbox-fleet[{point.name}]'",
+            )
+        ]
+    try:
+        return list(checks())
+    except Exception as error:  # noqa: BLE001 - one broken check must not hide the rows of the others
+        return [
+            Check(
+                name=f"{point.name}: checks",
+                verdict=Verdict.ERROR,
+                found=f"the check itself failed: {type(error).__name__}: {error}",
+                cure="report this as a defect",
+            )
+        ]
+
+
+def collect() -> list[Check]:
+    """All rows of all installed roles, in the order of the roles' names."""
+    points = sorted(entry_points(group=CHECKS), key=lambda point: point.name)
+    return [row for point in points for row in rows_of(point)]
+
+
+def table(rows: Iterable[Check]) -> Table:
+    """The rows for people."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "check", "found", "cure"):
+        shown.add_column(title, overflow="fold")
+    for row in rows:
+        cells = (Text(row.name), Text(row.found), Text(row.cure))
+        shown.add_row(Text(row.verdict.value, style=STYLES[row.verdict]), *cells)
+    return shown
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+) -> None:
+    """Look at this machine and name what is missing, with the cure.
+
+    Exit code 1 when something stops the service, 0 otherwise.
+    """
+    rows = collect()
+    if as_json:
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=2))
+    else:
+        Console().print(table(rows))
+    if any(row.verdict is Verdict.ERROR for row in rows):
+        raise typer.Exit(1)
