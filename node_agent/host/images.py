@@ -1,0 +1,207 @@
+"""Images of the local Docker engine: from a reference to an id, with a pull where one is needed."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason
+from node_agent.runtime.base import RuntimeFailure
+
+PULL_TIMEOUT: Final = 1800.0  # seconds for one image; the engine itself has no bound
+OWNER: Final = "sandbox-fleet.export"  # label on the container behind an export
+_ENGINE_ERRORS: Final = (DockerException, requests.RequestException)
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that is in the local engine.
+
+    Attributes:
+        id: ``sha256:…`` of its configuration: what decides which bytes a sandbox sees.
+        digest: the registry's digest where it came from one, else the id.
+        env, entrypoint, command, user, working_dir: the image's own configuration.
+    """
+
+    id: str
+    digest: str
+    env: dict[str, str]
+    entrypoint: tuple[str, ...]
+    command: tuple[str, ...]
+    user: str
+    working_dir: str
+
+
+class Images:
+    """Resolves references against a Docker engine.
+
+    Args:
+        client: makes a client; called once per thread, because clients are not safe to share between threads.
+    """
+
+    def __init__(self, client: Callable[[], docker.APIClient]) -> None:
+        self._make_client = client
+        self._local = threading.local()
+        self._pulls: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def client(self) -> docker.APIClient:
+        """This thread's client.
+
+        Raises:
+            DockerException: the engine cannot be reached.
+        """
+        if not hasattr(self._local, "client"):
+            self._local.client = self._make_client()
+        client: docker.APIClient = self._local.client
+        return client
+
+    def resolve(self, reference: str) -> Image:
+        """The image of ``reference``, pulled when the engine does not have it.
+
+        Concurrent calls for one reference share one pull.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR``, naming the image and the cause.
+        """
+        image = self._inspect(reference)
+        if image is not None:
+            return image
+        with self._pull_lock(reference):
+            image = self._inspect(reference)  # another thread may have pulled it meanwhile
+            if image is None:
+                self._pull(reference)
+                image = self._inspect(reference)
+        if image is None:
+            raise _failure(reference, "the engine pulled it and does not have it; check the engine's platform")
+        return image
+
+    def local(self) -> list[str]:
+        """Ids and registry digests of all images of the engine, sorted.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR`` when the engine does not answer.
+        """
+        try:
+            listed = self.client.images()
+        except _ENGINE_ERRORS as error:
+            raise RuntimeFailure(
+                ErrorCode.IMAGE_ERROR, f"the Docker engine did not list its images: {error}"
+            ) from error
+        found = {entry["Id"] for entry in listed}
+        for entry in listed:
+            found |= {text.partition("@")[2] for text in entry.get("RepoDigests") or [] if "@sha256:" in text}
+        return sorted(found)
+
+    def export(self, image: Image, owner: str) -> Iterator[bytes]:
+        """The image's file system as a tar stream.
+
+        Args:
+            owner: label value on the container that the engine needs for it, so that a sweep finds it after a crash.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR``.
+        """
+        try:
+            container = self.client.create_container(image.id, command=["-"], entrypoint=["-"], labels={OWNER: owner})
+            try:
+                yield from self.client.export(container["Id"])
+            finally:
+                self.client.remove_container(container["Id"], force=True, v=True)
+        except _ENGINE_ERRORS as error:
+            raise _failure(image.id, f"it could not be exported: {error}") from error
+
+    def sweep_exports(self, owner: str) -> list[str]:
+        """Removes containers that an interrupted `export` left; tells which."""
+        try:
+            left = self.client.containers(all=True, filters={"label": f"{OWNER}={owner}"})
+            for entry in left:
+                self.client.remove_container(entry["Id"], force=True, v=True)
+        except _ENGINE_ERRORS as error:
+            return [f"containers of interrupted image exports stay: {error}"]
+        return [f"container {entry['Id'][:12]} of an interrupted image export" for entry in left]
+
+    def _inspect(self, reference: str) -> Image | None:
+        try:
+            answer = self.client.inspect_image(reference)  # type: ignore[no-untyped-call]
+        except ImageNotFound:
+            return None
+        except _ENGINE_ERRORS as error:
+            raise _failure(reference, f"the Docker engine did not answer ({_cause(error)}); is it running?") from error
+        return _image(reference, answer)
+
+    def _pull(self, reference: str) -> None:
+        repository, tag = split_reference(reference)
+        deadline = time.monotonic() + PULL_TIMEOUT
+        try:
+            for line in self.client.pull(repository, tag=tag, stream=True, decode=True):
+                if "error" in line:
+                    raise _failure(reference, f"it is not in the local engine and the pull failed: {line['error']}")
+                if time.monotonic() > deadline:
+                    raise _failure(reference, f"the pull took longer than {PULL_TIMEOUT:.0f} s")
+        except _ENGINE_ERRORS as error:
+            raise _failure(reference, f"it is not in the local engine and the pull failed: {_cause(error)}") from error
+
+    def _pull_lock(self, reference: str) -> threading.Lock:
+        with self._lock:
+            return self._pulls.setdefault(reference, threading.Lock())
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """Repository, and tag or digest (``latest`` where the reference names none)."""
+    name, at, digest = reference.partition("@")
+    if at:
+        # A tag beside a digest says nothing more.
+        return re.sub(r":[^/:]+$", "", name), digest
+    match = re.fullmatch(r"(.+):([^/:]+)", reference)
+    return (match[1], match[2]) if match else (reference, "latest")
+
+
+def _image(reference: str, answer: dict[str, Any]) -> Image:
+    config = answer.get("Config") or {}
+    return Image(
+        id=answer["Id"],
+        digest=_digest(reference, answer),
+        env=dict(entry.partition("=")[::2] for entry in config.get("Env") or []),
+        entrypoint=_words(config.get("Entrypoint")),
+        command=_words(config.get("Cmd")),
+        user=config.get("User") or "",
+        working_dir=config.get("WorkingDir") or "",
+    )
+
+
+def _words(value: list[str] | str | None) -> tuple[str, ...]:
+    """Old images hold a string where a list is meant; a shell reads it."""
+    if isinstance(value, str):
+        return ("/bin/sh", "-c", value) if value else ()
+    return tuple(value or ())
+
+
+def _digest(reference: str, answer: dict[str, Any]) -> str:
+    """The registry's digest under the name that was asked for, if there is one; else any; else the id."""
+    repository = split_reference(reference)[0]
+    known: list[str] = answer.get("RepoDigests") or []
+    for text in sorted(known, key=lambda text: text.partition("@")[0] != repository):
+        digest = text.partition("@")[2]
+        if digest.startswith("sha256:"):
+            return digest
+    image_id: str = answer["Id"]
+    return image_id
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, APIError) and error.explanation:
+        return str(error.explanation)
+    return str(error)
+
+
+def _failure(reference: str, problem: str) -> RuntimeFailure:
+    return RuntimeFailure(ErrorCode.IMAGE_ERROR, f"image {reference}: {problem}", reason=DeathReason.IMAGE_ERROR)
