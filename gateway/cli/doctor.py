@@ -4,6 +4,7 @@ The rows come from the entry-point group `CHECKS`: every installed role looks at
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Final
@@ -17,6 +18,7 @@ from gateway.wire.checks import Check, Verdict
 
 CHECKS: Final = "sandbox_fleet.checks"
 STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "bold red"}
+WIDE: Final = 200
 
 app = typer.Typer()
 
@@ -30,7 +32,7 @@ def rows_of(point: EntryPoint) -> list[Check]:
             Check(
                 name=f"{point.name}: packages",
                 verdict=Verdict.WARNING,
-                found=f"the Python package {error.name!r} is not installed, so this machine cannot be a {point.name}",
+                found=f"the Python package {error.name!r} is not installed, so this machine cannot take the role",
                 cure=f"pip install 'sandbox-fleet[{point.name}]'",
             )
         ]
@@ -55,12 +57,12 @@ def collect() -> list[Check]:
 
 def table(rows: Iterable[Check]) -> Table:
     """The rows for people."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "check", "found", "cure"):
-        shown.add_column(title, overflow="fold")
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    for _ in range(3):
+        shown.add_column(overflow="fold")
     for row in rows:
-        cells = (Text(row.name), Text(row.found), Text(row.cure))
-        shown.add_row(Text(row.verdict.value, style=STYLES[row.verdict]), *cells)
+        cure = Text(f"\n→ {row.cure}", style="bold") if row.cure else Text()
+        shown.add_row(Text(row.verdict.value, style=STYLES[row.verdict]), Text(row.name), Text(row.found) + cure)
     return shown
 
 
@@ -76,6 +78,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=2))
     else:
-        Console().print(table(rows))
+        # A file or a pipe has no width to fit into.
+        Console(width=None if sys.stdout.isatty() else WIDE).print(table(rows))
     if any(row.verdict is Verdict.ERROR for row in rows):
         raise typer.Exit(1)

@@ -1,0 +1,142 @@
+"""``sandboxes doctor``: rows of all roles, the cure beside each fault, and an exit code that scripts can use."""
+
+import json
+import socket
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import checks, doctor
+from gateway.cli.root import run
+from gateway.wire.checks import Check, Verdict
+from gateway.wire.limits import MIB
+
+OK = Check(name="one", verdict=Verdict.OK, found="fine")
+WARNING = Check(name="two", verdict=Verdict.WARNING, found="slow", cure="buy a faster one")
+ERROR = Check(name="three", verdict=Verdict.ERROR, found="absent", cure="apt-get install three")
+
+
+def good() -> list[Check]:
+    return [OK, WARNING]
+
+
+def bad() -> list[Check]:
+    return [ERROR]
+
+
+def broken() -> list[Check]:
+    raise OSError("no such device")
+
+
+def point(function: Callable[[], list[Check]]) -> EntryPoint:
+    # `load` imports by module name; these functions live in a module that pytest has loaded under its own name.
+    entry = EntryPoint(name=function.__name__, value=f"{function.__module__}:{function.__name__}", group=doctor.CHECKS)
+    object.__setattr__(entry, "load", lambda: function)
+    return entry
+
+
+def roles(monkeypatch: pytest.MonkeyPatch, *functions: Callable[[], list[Check]]) -> None:
+    monkeypatch.setattr(doctor, "entry_points", lambda group: [point(f) for f in functions])
+
+
+def test_rows_of_all_roles_as_json_and_exit_code_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles(monkeypatch, good)
+    assert run(["doctor", "--json"]) == 0
+    assert [Check.model_validate(row) for row in json.loads(capsys.readouterr().out)] == [OK, WARNING]
+
+
+def test_an_error_gives_exit_code_1_and_its_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles(monkeypatch, good, bad)
+    assert run(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "apt-get install three" in shown
+    assert shown.index("three") < shown.index("one"), "roles come in the order of their names"
+
+
+def test_a_check_that_fails_itself_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roles(monkeypatch, broken, good)
+    assert run(["doctor"]) == 1
+    shown = capsys.readouterr().out
+    assert "the check itself failed: OSError: no such device" in shown
+    assert "fine" in shown
+
+
+def test_a_role_without_its_packages_is_a_warning() -> None:
+    absent = EntryPoint(name="node", value="no_such_module_of_ours:checks", group=doctor.CHECKS)
+    (row,) = doctor.rows_of(absent)
+    assert row.verdict is Verdict.WARNING
+    assert row.cure == "pip install 'sandbox-fleet[node]'"
+
+
+def test_every_row_that_is_not_ok_names_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDBOXES_GATEWAY_STATE_DIR", str(tmp_path))
+    tmp_path.chmod(0o755)
+    rows = checks.checks()
+    assert {row.name for row in rows} >= {"python", "python packages", "package names", "state directory", "disk"}
+    assert all(row.cure for row in rows if row.verdict is not Verdict.OK)
+
+
+def test_bad_settings_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDBOXES_GATEWAY_PORT", "a port")
+    row = checks.checks()[-1]
+    assert (row.name, row.verdict) == ("gateway settings", Verdict.ERROR)
+    assert "port" in row.found
+
+
+def test_python_and_packages() -> None:
+    assert checks.python_version((3, 11, 0)).verdict is Verdict.OK
+    assert checks.python_version((3, 10, 9)).verdict is Verdict.ERROR
+    assert checks.python_packages(("json",)).verdict is Verdict.OK
+    assert "no_such_module_of_ours" in checks.python_packages(("json", "no_such_module_of_ours")).found
+
+
+def test_a_stranger_with_our_package_name_is_an_error() -> None:
+    assert checks.package_names({"gateway": ["sandbox-fleet"]}).verdict is Verdict.OK
+    row = checks.package_names({"gateway": ["sandbox-fleet", "other-agent"]})
+    assert row.verdict is Verdict.ERROR
+    assert "gateway is also in other-agent" in row.found
+
+
+def test_a_taken_port_is_an_error_and_a_free_one_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        row = checks.port("127.0.0.1", number)
+        assert row.verdict is Verdict.ERROR
+        assert "--port" in row.cure
+    assert checks.port("127.0.0.1", number).verdict is Verdict.OK
+
+
+def test_the_state_directory_is_ours_alone(tmp_path: Path) -> None:
+    place = tmp_path / "state"
+    assert checks.state_dir(place).verdict is Verdict.OK
+    place.mkdir(mode=0o700)
+    assert checks.state_dir(place).verdict is Verdict.OK
+    place.chmod(0o755)
+    assert checks.state_dir(place).cure == f"chmod 700 {place}"
+    (tmp_path / "file").touch()
+    assert checks.state_dir(tmp_path / "file").verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize(
+    ("free", "verdict"),
+    [(100 * MIB, Verdict.ERROR), (1024 * MIB, Verdict.WARNING), (99 * 1024 * MIB, Verdict.OK)],
+)
+def test_room_on_the_disk(tmp_path: Path, free: int, verdict: Verdict) -> None:
+    assert checks.disk(tmp_path / "not" / "yet", free).verdict is verdict
+
+
+def test_tokens_that_others_may_read_are_an_error(tmp_path: Path) -> None:
+    assert checks.tokens(tmp_path / "none").verdict is Verdict.OK
+    token = tmp_path / "client"
+    token.touch(mode=0o600)
+    assert checks.tokens(tmp_path).verdict is Verdict.OK
+    token.chmod(0o644)
+    assert checks.tokens(tmp_path).verdict is Verdict.ERROR
