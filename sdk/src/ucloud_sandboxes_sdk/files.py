@@ -1,0 +1,156 @@
+"""Files into and out of a sandbox: exact bytes, constant memory, never a half-written file at either end."""
+
+import io
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from .errors import TransportError
+from .retry import Deadline
+from .transport import BLOCK, Body, Call, Response, Transport, closing_response, segment, translated
+
+STALL: Final = 120.0  # seconds without a byte; the service answers an upload only when the file lies on its disk
+NO_DEADLINE: Final = 7 * 24 * 3600.0
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes moved so far and their total, ``None`` where it is not known."""
+Content = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
+
+
+class _SourceError(Exception):
+    """Carries an error of the local file past the layers that would take it for one of the connection."""
+
+
+class Upload:
+    """A source of bytes: its size, where known, and its blocks."""
+
+    def __init__(self, source: BinaryIO, size: int | None, progress: Progress | None) -> None:
+        self._source = source
+        self._progress = progress
+        self.size = size
+
+    def blocks(self) -> Iterator[bytes]:
+        """The content; exactly ``size`` bytes where it is known.
+
+        Raises:
+            ValueError: the source ended before ``size``.
+        """
+        done = 0
+        while self.size is None or done < self.size:
+            block = self._read(BLOCK if self.size is None else min(BLOCK, self.size - done))
+            if not block:
+                if self.size is None:
+                    return
+                raise _SourceError(ValueError(f"the source ended after {done} of {self.size} bytes"))
+            yield block
+            done += len(block)
+            if self._progress:
+                self._progress(done, self.size)
+
+    def _read(self, amount: int) -> bytes:
+        try:
+            return self._source.read(amount)
+        except OSError as error:
+            raise _SourceError(error) from error
+
+
+def upload(
+    transport: Transport, sandbox_id: str, path: str, content: Content, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write one file in the sandbox; it appears whole or not at all.  Never sent twice."""
+    if isinstance(content, str):
+        content = content.encode()
+    if isinstance(content, bytes | bytearray | memoryview):
+        return _put(transport, sandbox_id, path, bytes(content), None)
+    if isinstance(content, os.PathLike):
+        with Path(content).open("rb", buffering=0) as file:
+            return _put_from(transport, sandbox_id, path, Upload(file, _size_left(file), progress))
+    return _put_from(transport, sandbox_id, path, Upload(content, _size_left(content), progress))
+
+
+def download(
+    transport: Transport, sandbox_id: str, path: str, target: BinaryIO, progress: Progress | None = None
+) -> int:
+    """Copy one file of the sandbox to ``target``; returns its size in bytes.
+
+    Raises:
+        TransportError: it ended before its announced length; ``target`` then holds a part.
+    """
+    call = Call("GET", _path(sandbox_id), {"path": path}, safe=True)
+    deadline = Deadline.after(NO_DEADLINE)
+    response = transport.open(call, deadline=Deadline.after(STALL), stall=STALL)
+    with closing_response(response):
+        total = _announced(response)
+        done = 0
+        while block := _block(response, path, deadline):
+            target.write(block)
+            done += len(block)
+            if progress:
+                progress(done, total)
+    if total is not None and done != total:
+        raise TransportError(f"{path}: the download ended after {done} of {total} bytes")
+    return done
+
+
+def download_to_path(
+    transport: Transport, sandbox_id: str, path: str, local_path: str | os.PathLike[str], progress: Progress | None
+) -> Path:
+    """Copy one file of the sandbox to a local path, which is replaced in one step when all bytes are there."""
+    local = Path(local_path)
+    part = local.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb", buffering=0) as file:
+            download(transport, sandbox_id, path, file, progress)
+        part.replace(local)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            part.unlink()
+        raise
+    return local
+
+
+def _put_from(transport: Transport, sandbox_id: str, path: str, source: Upload) -> dict[str, Any]:
+    try:
+        return _put(transport, sandbox_id, path, source.blocks(), source.size)
+    except _SourceError as error:
+        raise error.args[0] from None
+
+
+def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int | None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/octet-stream"}
+    if size is not None:
+        headers["Content-Length"] = str(size)
+    call = Call("PUT", _path(sandbox_id), {"path": path}, body=body, headers=headers)
+    return transport.json(call, timeout_seconds=NO_DEADLINE, stall=STALL)
+
+
+def _path(sandbox_id: str) -> str:
+    return f"/v1/sandboxes/{segment(sandbox_id)}/files"
+
+
+def _size_left(file: BinaryIO) -> int | None:
+    """Bytes from the current position to the end; ``None`` for what cannot seek, such as a pipe."""
+    try:
+        here = file.tell()
+        size = file.seek(0, os.SEEK_END) - here
+        file.seek(here)
+    except (OSError, AttributeError, io.UnsupportedOperation):
+        return None
+    return max(0, size)
+
+
+def _announced(response: Response) -> int | None:
+    text = response.headers.get("Content-Length")
+    if text is not None:
+        return int(text)
+    if "chunked" in response.headers.get("Transfer-Encoding", "").lower():
+        return None  # the last chunk marks the end
+    raise TransportError("the download has no announced length, so that a cut could not be seen")
+
+
+def _block(response: Response, path: str, deadline: Deadline) -> bytes:
+    with translated(f"download of {path}", deadline):
+        return response.read(BLOCK)

@@ -1,0 +1,144 @@
+"""What a client asks for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Image:
+    """The image that a sandbox starts from.  Made with `from_registry` or `from_name`."""
+
+    reference: str
+
+    def __post_init__(self) -> None:
+        if not self.reference or self.reference != self.reference.strip():
+            raise ValueError("image reference: must not be empty or have blanks around it")
+
+    @classmethod
+    def from_registry(cls, tag: str) -> Self:
+        """An image by its registry reference, e.g. ``python:3.12-slim`` or ``host/name@sha256:…``."""
+        return cls(tag)
+
+    @classmethod
+    def from_name(cls, name: str) -> Self:
+        """An image by the name under which the service knows it."""
+        return cls(name)
+
+    def to_sandbox_image(self) -> str:
+        """The reference as it goes on the wire."""
+        return self.reference
+
+
+@dataclass(frozen=True)
+class SandboxSecuritySpec:
+    """What the sandbox's processes may do.  The defaults are the safe ones."""
+
+    user: str | None = "1000:1000"
+    """``uid[:gid]`` or a name known in the image; ``None`` takes the image's own user."""
+    cap_drop: Sequence[str] = ("ALL",)
+    cap_add: Sequence[str] = ()
+    no_new_privileges: bool = True
+    pids_limit: int | None = 256
+    """Most processes and threads at once; ``None`` leaves only the node's own bound."""
+    read_only_rootfs: bool = False
+    init: bool = True
+    """Reap orphaned processes."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object on the wire."""
+        return asdict(self) | {"cap_drop": list(self.cap_drop), "cap_add": list(self.cap_add)}
+
+
+@dataclass(frozen=True)
+class SandboxFilesystemSpec:
+    """Where the workspace lies, and how large the in-memory file systems are."""
+
+    enforce_disk_quota: bool = False
+    """Kept for older programs: the quota always holds."""
+    workspace_path: str = "/workspace"
+    tmpfs_mb: int = 64
+    """MiB of ``/tmp``, held in memory."""
+    run_tmpfs_mb: int = 16
+    """MiB of ``/run``, held in memory."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object on the wire."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """One sandbox.  ``None`` leaves a choice to the service: 1 core, 1024 MiB of memory, 4096 MiB of disk.
+
+    The id makes a create safe to repeat: the same id with an equal spec is the same sandbox.
+    """
+
+    id: str
+    """Up to 64 letters, digits, ``_``, ``.`` and ``-``, the first a letter or digit."""
+    image: Image
+    command: Sequence[str] = ()
+    """The first process, without a shell; empty takes the image's own."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    working_dir: str | None = None
+    """Absolute path; ``None`` takes the image's."""
+    memory_mb: int | None = None
+    """MiB."""
+    cpus: float | None = None
+    """Cores; fractions are fine."""
+    disk_mb: int | None = None
+    """MiB that the sandbox may write, workspace included."""
+    network: str = "none"
+    """``none``, or ``bridge``: outward, with private and metadata addresses closed."""
+    ttl_seconds: int | None = None
+    """Seconds after acceptance at which the sandbox is deleted."""
+    security: SandboxSecuritySpec | Mapping[str, Any] | None = field(default_factory=SandboxSecuritySpec)
+    filesystem: SandboxFilesystemSpec | Mapping[str, Any] | None = field(default_factory=SandboxFilesystemSpec)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    parkable: bool = False
+    """Kept for older programs: every sandbox can be paused."""
+    idle_seconds: int | None = field(default=None, kw_only=True)
+    """Seconds without a call and without a running exec after which the sandbox is deleted."""
+    gpus: int | str = field(default=0, kw_only=True)
+    """As ``docker run --gpus``: a count, ``all``, or ``device=0,1``."""
+    runtime: str | None = field(default=None, kw_only=True)
+    """``runsc`` or ``docker``; ``None`` lets the service choose."""
+    isolation: str | None = field(default=None, kw_only=True)
+    """``gvisor`` (the default) or ``runc``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object on the wire; choices left to the service are left out."""
+        return wire_fields({name: getattr(self, name) for name in self.__dataclass_fields__})
+
+
+def wire_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a create as the JSON object on the wire; ``None`` is left out.
+
+    Raises:
+        TypeError: ``image`` is not an `Image`, or ``command`` is a bare string.
+    """
+    wire = {key: _wire_value(key, value) for key, value in fields.items() if value is not None}
+    if not wire.get("parkable", True):
+        del wire["parkable"]
+    if wire.get("gpus") == 0:
+        del wire["gpus"]
+    return wire
+
+
+def _wire_value(key: str, value: Any) -> Any:
+    if key == "image":
+        if not isinstance(value, Image):
+            raise TypeError("image: must be an Image; use Image.from_registry(…) or Image.from_name(…)")
+        return value.to_sandbox_image()
+    if isinstance(value, SandboxSecuritySpec | SandboxFilesystemSpec):
+        return value.to_dict()
+    if key == "command":
+        return argv(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
+
+
+def argv(command: Sequence[str] | str) -> list[str]:
+    """A command as a list of arguments; a bare string is one program name without arguments, never a shell line."""
+    return [command] if isinstance(command, str) else list(command)
