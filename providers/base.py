@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
+
+
+class SettingsError(ValueError):
+    """A provider's settings are wrong: the message names the key and what it should be."""
 
 
 class ErrorKind(StrEnum):
@@ -211,6 +215,21 @@ class ComputeProvider(ABC):
 
     kind: ClassVar[str]
     caps: ClassVar[Caps]
+
+    @classmethod
+    @abstractmethod
+    def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
+        """The provider that these settings describe.  Calls nothing outside.
+
+        Args:
+            settings: the provider's own table of the settings file.  Unknown keys are refused.  A secret stands in it
+                as the name of an environment variable or a file, never as itself.
+            deployment: name of the fleet; every instance carries it, and no other instance is ever seen.
+            environ: where secrets named by environment variable are looked up.
+
+        Raises:
+            SettingsError: a key is unknown, missing or has a wrong value.
+        """
 
     @abstractmethod
     def offers(self) -> list[Offer]:

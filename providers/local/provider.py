@@ -1,0 +1,257 @@
+"""The six methods over directories and supervisor processes."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from string import Template
+from typing import ClassVar, Final, Self
+
+from pydantic import ValidationError
+
+from providers.base import (
+    Access,
+    Applied,
+    Billing,
+    Caps,
+    ComputeProvider,
+    Create,
+    Deleted,
+    ErrorKind,
+    Instance,
+    Inventory,
+    Offer,
+    Phase,
+    ProviderError,
+    Ref,
+    Resources,
+    Scope,
+)
+from providers.local.home import DOOMED, TEMPORARY, Home, Record, UserData
+from providers.local.processes import reap, signal_holder
+from providers.local.settings import LocalSettings, parse
+
+TYPE: Final = "local"
+LOCATION: Final = "here"
+MAX_USER_DATA: Final = 256 * 1024
+# What a crash left of a create or a removal is removed once it is older than any of them takes.
+_RUBBISH_SECONDS: Final = 600.0
+# A new machine knows nothing of the settings and secrets of whoever ordered it.
+_ENVIRONMENT: Final = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"})
+
+
+class LocalProvider(ComputeProvider):
+    """Instances are supervisor processes on this machine that outlive whoever created them."""
+
+    kind: ClassVar[str] = "local"
+    caps: ClassVar[Caps] = Caps(
+        unique_names=True,
+        list_is_atomic=False,
+        deleted_vanish=True,
+        billing=Billing.PER_SECOND,
+        max_user_data=MAX_USER_DATA,
+        calls_per_hour=None,
+        has_gpu=False,
+    )
+
+    def __init__(self, settings: LocalSettings, *, deployment: str) -> None:
+        self._settings = settings
+        self._root = settings.root.absolute()
+        self._deployment = deployment
+        self._children: set[int] = set()
+        """Supervisors that this process started and must collect when they end."""
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
+        return cls(parse(settings), deployment=deployment)
+
+    def offers(self) -> list[Offer]:
+        settings = self._settings
+        there = next(path for path in (self._root, *self._root.parents) if path.exists())
+        resources = Resources(
+            cpus=settings.cpus or float(len(os.sched_getaffinity(0))),
+            memory_mb=settings.memory_mb or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
+            disk_mb=settings.disk_mb or shutil.disk_usage(there).free // 2**20,
+        )
+        room = len(self._homes()) < settings.max_instances
+        return [Offer(TYPE, LOCATION, resources, Decimal(0), available=room)]
+
+    def list(self) -> Inventory:
+        for pid in tuple(self._children):
+            if reap(pid):
+                self._children.discard(pid)
+        taken_at = datetime.now(UTC)
+        instances = (self._view(home) for home in self._homes())
+        mine = tuple(instance for instance in instances if instance is not None)
+        return Inventory(mine, taken_at=taken_at)
+
+    def get(self, ref: Ref) -> Instance | None:
+        home = self._home(ref)
+        return self._view(home) if home is not None else None
+
+    def create(self, want: Create) -> Instance:
+        if (want.type, want.location) != (TYPE, LOCATION):
+            raise _refusal(ErrorKind.CONFIG, f"there is only {TYPE} at {LOCATION}, not {want.type} at {want.location}")
+        path = self._root / want.name
+        if not path.exists():
+            self._remove_rubbish()
+            if len(self._homes()) >= self._settings.max_instances:
+                message = f"{self._settings.max_instances} instances are there, the most that max_instances allows"
+                raise _refusal(ErrorKind.QUOTA, message, Scope.PROVIDER)
+        try:
+            home, adopted = Home.make(path, self._record(want), _user_data(want)), False
+        except FileExistsError:
+            home, adopted = Home(path), True
+        except OSError as error:
+            raise ProviderError(
+                f"local: cannot make {path}: {error}",
+                kind=ErrorKind.TRANSIENT,
+                applied=Applied.MAYBE,
+                scope=Scope.PROVIDER,
+            ) from error
+        return self._started(home, want, adopted=adopted)
+
+    def delete(self, ref: Ref) -> Deleted:
+        home = self._home(ref)
+        if home is None:
+            return Deleted.GONE
+        try:
+            home.mark("deleting")
+        except FileNotFoundError:
+            return Deleted.GONE
+        # Whoever holds the lock acts on SIGTERM and on the marker; where nobody does, a new supervisor tears down.
+        if not signal_holder(home.lock, signal.SIGTERM):
+            self._spawn(home)
+        return Deleted.ACCEPTED
+
+    def connect(self, instance: Instance) -> Access | None:
+        return None
+
+    # -- directories --------------------------------------------------------------------------------------------------
+
+    def _homes(self) -> tuple[Home, ...]:
+        """All instances of all deployments."""
+        try:
+            entries = sorted(path for path in self._root.iterdir() if not path.name.startswith("."))
+        except FileNotFoundError:
+            return ()
+        return tuple(Home(path) for path in entries)
+
+    def _home(self, ref: Ref) -> Home | None:
+        """The instance of this deployment that is meant.  Its id is its name, which is never used twice."""
+        names = {name for name in (ref.id, ref.name) if name is not None}
+        if len(names) != 1 or "/" in (name := names.pop()) or name.startswith("."):
+            return None
+        home = Home(self._root / name)
+        return home if self._mine(home) is not None else None
+
+    def _mine(self, home: Home) -> Record | None:
+        try:
+            record = home.record()
+        except ValueError as error:
+            raise ProviderError(
+                f"local: {error}; repair it or remove the directory",
+                kind=ErrorKind.BUG,
+                applied=Applied.NO,
+                scope=Scope.PROVIDER,
+            ) from error
+        return record if record is not None and record.deployment == self._deployment else None
+
+    def _view(self, home: Home) -> Instance | None:
+        record = self._mine(home)
+        if record is None:
+            return None
+        return Instance(
+            id=record.id,
+            name=record.name,
+            labels=record.labels,
+            phase=_phase(home),
+            type=record.type,
+            location=record.location,
+            created_at=datetime.fromisoformat(record.created_at),
+            address=record.address,
+        )
+
+    def _record(self, want: Create) -> Record:
+        settings = self._settings
+        words = {"dir": str(self._root / want.name), "name": want.name, "address": settings.address}
+        return Record(
+            id=want.name,
+            name=want.name,
+            operation_id=want.operation_id,
+            deployment=want.deployment,
+            type=want.type,
+            location=want.location,
+            labels=dict(want.labels),
+            address=settings.address,
+            created_at=datetime.now(UTC).isoformat(),
+            node_command=tuple(Template(word).safe_substitute(words) for word in settings.node_command),
+            cleanup_command=tuple(Template(word).safe_substitute(words) for word in settings.cleanup_command),
+            stop_seconds=settings.stop_seconds,
+            cleanup_seconds=settings.cleanup_seconds,
+        )
+
+    def _started(self, home: Home, want: Create, *, adopted: bool) -> Instance:
+        """The instance in ``home``, its supervisor started unless it was before."""
+        instance, record = self._view(home), self._mine(home)
+        if instance is None or record is None or record.operation_id != want.operation_id:
+            message = f"the name {want.name} belongs to another operation or deployment"
+            raise _refusal(ErrorKind.EXISTS, message, Scope.INSTANCE)
+        if instance.phase is Phase.BOOTING and not home.alive:
+            self._spawn(home)
+        return replace(instance, phase=instance.phase if adopted else Phase.BOOTING, adopted=adopted)
+
+    def _spawn(self, home: Home) -> None:
+        """Starts a supervisor in a session of its own, so that no signal to the caller's group reaches it."""
+        log = os.open(home.path / "vm.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-m", "providers.local.vm", str(home.path)],
+                {name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
+                file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in ((null, 0), (log, 1), (log, 2))],
+                setsid=True,
+            )
+        finally:
+            os.close(null)
+            os.close(log)
+        self._children.add(pid)
+
+    def _remove_rubbish(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._root.iterdir():
+                if not path.name.startswith((TEMPORARY, DOOMED)):
+                    continue
+                if time.time() - path.stat().st_mtime > _RUBBISH_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _phase(home: Home) -> Phase:
+    if home.is_deleting:
+        return Phase.STOPPING
+    if not home.has_run:
+        return Phase.BOOTING
+    return Phase.RUNNING if home.alive else Phase.LOST
+
+
+def _user_data(want: Create) -> UserData:
+    if len(want.user_data.encode()) > MAX_USER_DATA:
+        raise _refusal(ErrorKind.CONFIG, f"user data is over {MAX_USER_DATA} bytes")
+    if not want.user_data.strip():
+        return UserData()
+    try:
+        return UserData.model_validate_json(want.user_data)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise _refusal(ErrorKind.CONFIG, f"user data: {problems}") from None
+
+
+def _refusal(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> ProviderError:
+    return ProviderError(f"local: {message}", kind=kind, applied=Applied.NO, scope=scope)

@@ -1,0 +1,197 @@
+"""A VM with systemd, played by one process: ``python -m providers.local.vm DIR``.
+
+It starts the node command, starts it again when it dies, keeps what it says in a bounded log, and ends it on SIGTERM.
+When the instance is to be deleted it also ends whatever the node left, runs the cleanup command and removes the
+directory.  It lives in a session of its own and outlives whoever started it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from providers.local import processes
+from providers.local.home import Home, Record
+
+LOG_BYTES: Final = 8 * 2**20
+FIRST_BACKOFF: Final = 0.5
+MAX_BACKOFF: Final = 30.0
+GOOD_RUN: Final = 60.0  # seconds after which a death counts as the first again
+CLEANUP_ATTEMPTS: Final = 3
+_CHUNK: Final = 64 * 1024
+# What a dead node still had in its pipe is read this long; a child of it that lives on may hold the pipe for ever.
+_DRAIN_SECONDS: Final = 1.0
+
+
+class BoundedLog:
+    """A file that is set aside at a size, once; so it never takes more than twice that."""
+
+    def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
+        self._path = path
+        self._limit = limit
+
+    def write(self, data: bytes) -> None:
+        """Appends."""
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(data)
+            full = file.tell() > self._limit
+        if full:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+    def say(self, message: str) -> None:
+        """One line of the supervisor's own."""
+        self.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} vm: {message}\n".encode())
+
+
+def next_backoff(last: float, ran: float) -> float:
+    """Seconds to wait before the node command is started again, after it ran for ``ran`` seconds."""
+    if last == 0.0 or ran >= GOOD_RUN:
+        return FIRST_BACKOFF
+    return min(MAX_BACKOFF, 2 * last)
+
+
+class Supervisor:
+    """The life of one instance, from its lock to its end."""
+
+    def __init__(self, home: Home, record: Record) -> None:
+        self._home = home
+        self._record = record
+        self._log = BoundedLog(home.path / "vm.log")
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until SIGTERM, or until the instance is removed; the exit code of the process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        # The handlers stand before the lock: whoever holds it acts on SIGTERM.
+        if processes.hold(self._home.lock) is None:
+            return 0
+        if not self._home.is_deleting:
+            await self._supervise()
+        if self._home.is_deleting:
+            return await self._tear_down()
+        return 0
+
+    async def _supervise(self) -> None:
+        backoff = 0.0
+        while not self._stop.is_set():
+            started = time.monotonic()
+            await self._run_node()
+            if self._stop.is_set():
+                return
+            backoff = next_backoff(backoff, time.monotonic() - started)
+            self._log.say(f"starting it again in {backoff:.1f} s")
+            await self._stopped_within(backoff)
+
+    async def _run_node(self) -> None:
+        """One life of the node command."""
+        environment = {**os.environ, processes.MARKER: str(self._home.path)}
+        command = self._record.node_command
+        try:
+            node = await asyncio.create_subprocess_exec(
+                *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            self._log.say(f"cannot start {command[0]}: {error}")
+            return
+        self._log.say(f"started process {node.pid}: {' '.join(command)}")
+        if not self._home.has_run:
+            self._home.mark("running")
+        copying = asyncio.create_task(self._copy(node))
+        ending = asyncio.create_task(node.wait())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            await self._end(node, ending)
+        stopping.cancel()
+        await asyncio.wait({copying}, timeout=_DRAIN_SECONDS)
+        copying.cancel()
+        self._log.say(f"process {node.pid} ended with {node.returncode}")
+
+    async def _end(self, node: Process, ending: asyncio.Task[int]) -> None:
+        """SIGTERM to the node, and SIGKILL to its whole group when it does not end in time."""
+        with contextlib.suppress(ProcessLookupError):
+            node.terminate()
+        await asyncio.wait({ending}, timeout=self._record.stop_seconds)
+        if not ending.done():
+            self._log.say(f"process {node.pid} did not end in {self._record.stop_seconds:.0f} s; killing it")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(node.pid, signal.SIGKILL)
+            await ending
+
+    async def _copy(self, process: Process) -> None:
+        if process.stdout is not None:
+            while data := await process.stdout.read(_CHUNK):
+                self._log.write(data)
+
+    async def _stopped_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), seconds)
+
+    async def _tear_down(self) -> int:
+        """Removes the instance.  When it cannot, the directory stays listed, and the next delete tries again."""
+        backoff = FIRST_BACKOFF
+        for attempt in range(1, CLEANUP_ATTEMPTS + 1):
+            try:
+                processes.kill_marked(self._home.path)
+                await self._clean_up()
+                self._home.remove()
+                return 0
+            except (OSError, RuntimeError) as error:
+                self._log.say(f"removal failed ({attempt} of {CLEANUP_ATTEMPTS}): {error}")
+            if attempt < CLEANUP_ATTEMPTS:
+                await asyncio.sleep(backoff)
+                backoff *= 4
+        return 1
+
+    async def _clean_up(self) -> None:
+        """Runs the cleanup command.
+
+        Raises:
+            OSError: it cannot be started.
+            RuntimeError: it failed or took too long.
+        """
+        command = self._record.cleanup_command
+        if not command:
+            return
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
+        )
+        copying = asyncio.create_task(self._copy(process))
+        try:
+            code = await asyncio.wait_for(process.wait(), self._record.cleanup_seconds)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise RuntimeError(f"{command[0]} took over {self._record.cleanup_seconds:.0f} s") from None
+        finally:
+            await asyncio.wait({copying}, timeout=_DRAIN_SECONDS)
+            copying.cancel()
+        if code != 0:
+            raise RuntimeError(f"{' '.join(command)} ended with {code}")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one supervisor; 0 also when the instance is gone or another supervisor has it."""
+    (directory,) = arguments
+    home = Home(Path(directory))
+    record = home.record()
+    if record is None:
+        return 0
+    try:
+        return asyncio.run(Supervisor(home, record).run())
+    except FileNotFoundError:  # removed by another supervisor between two steps
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

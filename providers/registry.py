@@ -1,0 +1,111 @@
+"""Finds providers by entry point and refuses the malformed ones with a sentence that says why."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from providers.base import Caps, ComputeProvider
+
+GROUP: Final = "sandbox_fleet.providers"
+METHODS: Final = ("offers", "list", "get", "create", "delete", "connect")
+
+
+class PluginError(Exception):
+    """A provider cannot be used; the message names the plugin, what is wrong with it and what it should be."""
+
+
+def installed() -> tuple[EntryPoint, ...]:
+    """The entry points of all installed providers; nothing is imported."""
+    return tuple(entry_points(group=GROUP))
+
+
+def load(kind: str, entries: Iterable[EntryPoint] | None = None) -> type[ComputeProvider]:
+    """The provider class that is installed under the name ``kind``.
+
+    Args:
+        kind: name of the entry point, which must be the class's own ``kind``.
+        entries: where to look; the installed ones by default.
+
+    Raises:
+        PluginError: none or several have that name, it cannot be imported, or it is no provider.
+    """
+    known = installed() if entries is None else tuple(entries)
+    found = {entry.value: entry for entry in known if entry.name == kind}
+    if not found:
+        names = ", ".join(sorted({entry.name for entry in known})) or "none"
+        raise PluginError(f"no provider {kind!r} is installed (installed: {names}); install the package that brings it")
+    if len(found) > 1:
+        raise PluginError(
+            f"several packages bring a provider {kind!r} ({', '.join(sorted(found))}); remove all but one"
+        )
+    (entry,) = found.values()
+    try:
+        loaded = entry.load()
+    except Exception as error:
+        raise PluginError(
+            f"the provider {kind!r} ({entry.value}) cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    return validate(loaded, name=kind)
+
+
+def build(
+    kind: str,
+    settings: Mapping[str, object],
+    *,
+    deployment: str,
+    environ: Mapping[str, str],
+    entries: Iterable[EntryPoint] | None = None,
+) -> ComputeProvider:
+    """The installed provider ``kind``, made from its settings.
+
+    Raises:
+        PluginError: see `load`.
+        SettingsError: the settings are wrong.
+    """
+    return load(kind, entries).from_settings(settings, deployment=deployment, environ=environ)
+
+
+def validate(loaded: object, *, name: str) -> type[ComputeProvider]:
+    """``loaded`` if it is a provider class that the autoscaler can work with.
+
+    Raises:
+        PluginError: it is not.
+    """
+    if not (inspect.isclass(loaded) and issubclass(loaded, ComputeProvider)):
+        raise PluginError(f"the provider {name!r} is {loaded!r}, not a subclass of providers.base.ComputeProvider")
+    where = f"the provider {name!r} ({loaded.__module__}.{loaded.__qualname__})"
+    if loaded.__abstractmethods__:
+        raise PluginError(f"{where} lacks {', '.join(sorted(loaded.__abstractmethods__))}")
+    kind = getattr(loaded, "kind", None)
+    if kind != name:
+        raise PluginError(f"{where} has kind {kind!r}; it must be the name of its entry point, {name!r}")
+    caps = getattr(loaded, "caps", None)
+    if not isinstance(caps, Caps):
+        raise PluginError(f"{where} has caps {caps!r}; it must be a providers.base.Caps")
+    for method in METHODS:
+        if problem := _signature_problem(loaded, method):
+            raise PluginError(f"{where}: {problem}")
+    if not inspect.ismethod(loaded.from_settings):
+        raise PluginError(f"{where}: from_settings must be a classmethod")
+    try:
+        inspect.signature(loaded.from_settings).bind({}, deployment="", environ={})
+    except TypeError as error:
+        raise PluginError(
+            f"{where}: from_settings(settings, *, deployment, environ) cannot be called: {error}"
+        ) from None
+    return loaded
+
+
+def _signature_problem(loaded: type[ComputeProvider], method: str) -> str | None:
+    """What keeps ``method`` from being called as the port says; ``None`` when nothing does."""
+    wanted = inspect.signature(getattr(ComputeProvider, method))
+    written = getattr(loaded, method)
+    if not inspect.isfunction(written) or inspect.iscoroutinefunction(written):
+        return f"{method} must be an ordinary blocking method"
+    given = inspect.signature(written)
+    try:
+        given.bind(*wanted.parameters)
+    except TypeError as error:
+        return f"{method}{given} cannot be called as {method}{wanted}: {error}"
+    return None

@@ -1,0 +1,329 @@
+"""What every provider must do, as a pytest class that an author subclasses.
+
+    class TestMyCloud(ProviderContract):
+        @pytest.fixture
+        def harness(self):
+            return MyHarness()
+
+A `Harness` makes providers for one account and lets its time pass; the suite does the rest.  Every field of `Caps` is
+tested against what the cloud really does.  `pytest.register_assert_rewrite("providers.testing.contract")` in a
+``conftest.py`` shows what was compared when a test fails.
+"""
+
+# ruff: noqa: S101 - these are tests; they ship so that others can run them
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+
+from providers.base import (
+    Applied,
+    Billing,
+    ComputeProvider,
+    Create,
+    Deleted,
+    ErrorKind,
+    Instance,
+    Inventory,
+    Phase,
+    ProviderError,
+    Ref,
+)
+
+DEPLOYMENT = "contract"
+LABELS = {"fleet/pool": "cpu", "fleet/spec": "a1b2c3", "fleet/empty": "", "fleet/long": "x" * 63}
+
+
+class Harness(ABC):
+    """One account of a cloud, real or emulated, and the time in it."""
+
+    image: str = "any"
+    user_data: str = ""
+
+    @abstractmethod
+    def provider(self, deployment: str) -> ComputeProvider:
+        """A provider for the same account; called several times."""
+
+    @abstractmethod
+    def settle(self, condition: Callable[[], bool]) -> None:
+        """Lets time pass until ``condition`` holds; raises `TimeoutError` when it will not."""
+
+    def exhaust_rate(self) -> None:
+        """Uses up the calls of this hour; needed only where ``caps.calls_per_hour`` is set."""
+        raise AssertionError("caps.calls_per_hour is set, so the harness must be able to use them up")
+
+
+def want(
+    provider: ComputeProvider,
+    harness: Harness,
+    number: int = 1,
+    *,
+    operation_id: str | None = None,
+    type: str | None = None,
+    user_data: str | None = None,
+) -> Create:
+    """An order that the provider should accept, for its first available offer, unless a field says otherwise."""
+    offer = next(offer for offer in provider.offers() if offer.available)
+    return Create(
+        name=f"contract-cpu-op{number}",
+        operation_id=operation_id or f"op{number}",
+        deployment=DEPLOYMENT,
+        pool="cpu",
+        type=type or offer.type,
+        location=offer.location,
+        image=harness.image,
+        user_data=harness.user_data if user_data is None else user_data,
+        labels=LABELS,
+    )
+
+
+def names(inventory: Inventory) -> set[str]:
+    """Names of everything listed that is not gone."""
+    return {instance.name for instance in inventory.instances if instance.phase is not Phase.GONE}
+
+
+class ProviderContract:
+    """Subclass it and give it a ``harness`` fixture."""
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        """The author's own."""
+        raise AssertionError("override the fixture 'harness' in the subclass")
+
+    @pytest.fixture
+    def provider(self, harness: Harness) -> ComputeProvider:
+        """A provider of the deployment under test."""
+        return harness.provider(DEPLOYMENT)
+
+    # -- create -------------------------------------------------------------------------------------------------------
+
+    def test_create_answers_at_once_with_a_booting_instance(self, provider: ComputeProvider, harness: Harness) -> None:
+        order = want(provider, harness)
+        made = provider.create(order)
+        assert (made.name, made.type, made.location) == (order.name, order.type, order.location)
+        assert made.phase is Phase.BOOTING
+        assert not made.adopted
+        assert made.created_at.tzinfo is not None
+
+    def test_booting_becomes_running(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+
+    def test_creating_twice_makes_one_instance(self, provider: ComputeProvider, harness: Harness) -> None:
+        order = want(provider, harness)
+        first, second = provider.create(order), provider.create(order)
+        assert first.id == second.id
+        assert second.adopted
+        assert [instance.id for instance in provider.list().instances] == [first.id]
+
+    def test_creating_again_after_it_runs_adopts_it(self, provider: ComputeProvider, harness: Harness) -> None:
+        order = want(provider, harness)
+        first = provider.create(order)
+        harness.settle(lambda: self.phase(provider, first) is Phase.RUNNING)
+        again = harness.provider(DEPLOYMENT).create(order)
+        assert (again.id, again.adopted) == (first.id, True)
+
+    def test_a_name_taken_by_another_operation_exists(self, provider: ComputeProvider, harness: Harness) -> None:
+        provider.create(want(provider, harness))
+        other = want(provider, harness, operation_id="op2")
+        if not provider.caps.unique_names:
+            assert provider.create(other).labels["fleet/pool"] == "cpu"
+            return
+        with pytest.raises(ProviderError) as caught:
+            provider.create(other)
+        assert caught.value.kind is ErrorKind.EXISTS
+        assert len(provider.list().instances) == 1
+
+    def test_a_name_taken_by_another_deployment_exists(self, provider: ComputeProvider, harness: Harness) -> None:
+        provider.create(want(provider, harness))
+        foreign = harness.provider("other")
+        order = replace(want(provider, harness), deployment="other")
+        if not provider.caps.unique_names:
+            assert foreign.create(order).name == order.name
+            return
+        with pytest.raises(ProviderError) as caught:
+            foreign.create(order)
+        assert caught.value.kind is ErrorKind.EXISTS
+
+    def test_an_unknown_type_is_refused_for_good(self, provider: ComputeProvider, harness: Harness) -> None:
+        with pytest.raises(ProviderError) as caught:
+            provider.create(want(provider, harness, type="no-such-type"))
+        assert caught.value.kind in {ErrorKind.CONFIG, ErrorKind.DEPRECATED}
+        assert caught.value.applied is Applied.NO
+        assert provider.list().instances == ()
+
+    def test_labels_come_back_as_they_were_given(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        (listed,) = provider.list().instances
+        got = provider.get(Ref(id=made.id))
+        assert got is not None
+        for seen in (made, listed, got):
+            assert LABELS.items() <= seen.labels.items()
+
+    # -- list and get -------------------------------------------------------------------------------------------------
+
+    def test_a_listing_sees_only_its_own_deployment(self, provider: ComputeProvider, harness: Harness) -> None:
+        foreign = harness.provider("other")
+        provider.create(want(provider, harness, 1))
+        theirs = foreign.create(replace(want(provider, harness, 2), deployment="other"))
+        assert names(provider.list()) == {"contract-cpu-op1"}
+        assert names(foreign.list()) == {"contract-cpu-op2"}
+        assert provider.get(Ref(id=theirs.id)) is None
+        assert provider.delete(Ref(id=theirs.id)) is Deleted.GONE
+        assert names(foreign.list()) == {"contract-cpu-op2"}
+
+    def test_get_finds_by_id_by_name_and_by_both(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        for ref in (Ref(id=made.id), Ref(name=made.name), Ref(id=made.id, name=made.name)):
+            found = provider.get(ref)
+            assert found is not None
+            assert found.id == made.id
+
+    def test_get_of_an_absent_instance_is_none(self, provider: ComputeProvider) -> None:
+        assert provider.get(Ref(name="contract-cpu-absent")) is None
+
+    def test_a_listing_knows_its_time(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        age = provider.list().taken_at - made.created_at
+        assert timedelta(seconds=-2) <= age < timedelta(minutes=10)
+
+    def test_what_another_provider_object_made_is_seen(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = harness.provider(DEPLOYMENT).create(want(provider, harness))
+        assert names(provider.list()) == {made.name}
+
+    # -- delete -------------------------------------------------------------------------------------------------------
+
+    def test_deleting_an_unknown_instance_says_gone(self, provider: ComputeProvider) -> None:
+        assert provider.delete(Ref(name="contract-cpu-absent")) is Deleted.GONE
+
+    def test_a_deleted_instance_goes_and_stays_gone(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+        assert provider.delete(Ref(id=made.id)) in set(Deleted)
+        assert self.phase(provider, made) in {Phase.STOPPING, Phase.GONE}
+        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        assert provider.delete(Ref(id=made.id)) is Deleted.GONE
+        assert provider.list().leftovers == ()
+
+    def test_deleting_twice_at_once_is_fine(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        provider.delete(Ref(name=made.name))
+        provider.delete(Ref(name=made.name))
+        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+
+    def test_deleting_while_it_boots_leaves_nothing(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        provider.delete(Ref(id=made.id))
+        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        assert names(provider.list()) == set()
+
+    # -- offers -------------------------------------------------------------------------------------------------------
+
+    def test_offers_are_sane(self, provider: ComputeProvider) -> None:
+        offers = provider.offers()
+        assert offers
+        assert len({(offer.type, offer.location) for offer in offers}) == len(offers)
+        for offer in offers:
+            resources = offer.resources
+            assert min(resources.cpus, resources.memory_mb, resources.disk_mb) > 0
+            assert resources.gpus >= 0
+            assert offer.price_per_hour is None or offer.price_per_hour >= Decimal(0)
+            assert offer.gone_after is None or offer.gone_after.tzinfo is not None
+
+    # -- caps ---------------------------------------------------------------------------------------------------------
+
+    def test_caps_has_gpu(self, provider: ComputeProvider) -> None:
+        assert any(offer.resources.gpus for offer in provider.offers()) is provider.caps.has_gpu
+
+    def test_caps_billing(self, provider: ComputeProvider) -> None:
+        assert provider.caps.billing in set(Billing)
+
+    def test_caps_deleted_vanish(self, provider: ComputeProvider, harness: Harness) -> None:
+        made = provider.create(want(provider, harness))
+        provider.delete(Ref(id=made.id))
+        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        left = [instance.phase for instance in provider.list().instances]
+        assert left == ([] if provider.caps.deleted_vanish else [Phase.GONE])
+
+    def test_caps_max_user_data(self, provider: ComputeProvider, harness: Harness) -> None:
+        bound = provider.caps.max_user_data
+        if bound is None:
+            provider.create(want(provider, harness, user_data=self.padded(harness, 256 * 1024)))
+            return
+        with pytest.raises(ProviderError) as caught:
+            provider.create(want(provider, harness, user_data=self.padded(harness, bound + 1)))
+        assert (caught.value.kind, caught.value.applied) == (ErrorKind.CONFIG, Applied.NO)
+        provider.create(want(provider, harness, user_data=self.padded(harness, bound)))
+
+    def test_caps_calls_per_hour(self, provider: ComputeProvider, harness: Harness) -> None:
+        if provider.caps.calls_per_hour is None:
+            for _ in range(100):
+                provider.list()
+            return
+        assert provider.caps.calls_per_hour > 0
+        order = want(provider, harness)
+        harness.exhaust_rate()
+        with pytest.raises(ProviderError) as caught:
+            provider.create(order)
+        assert (caught.value.kind, caught.value.applied) == (ErrorKind.RATE_LIMIT, Applied.NO)
+        assert caught.value.retry_after is not None
+
+    def test_a_listing_misses_nothing_while_others_come_and_go(
+        self, provider: ComputeProvider, harness: Harness
+    ) -> None:
+        stays = {provider.create(want(provider, harness, number)).name for number in (1, 2, 3)}
+        orders = [want(provider, harness, number) for number in range(10, 14)]
+
+        def churn(other: ComputeProvider) -> None:
+            for order in orders:
+                other.create(order)
+            for order in orders:
+                other.delete(Ref(name=order.name))
+
+        assert all(stays <= listing for listing in self.listings_during(provider, harness, churn))
+
+    def test_caps_list_is_atomic(self, provider: ComputeProvider, harness: Harness) -> None:
+        """A snapshot never shows a later instance without an earlier one; a listing that is none may."""
+        orders = [want(provider, harness, number) for number in range(10, 16)]
+        in_order = [order.name for order in orders]
+
+        def fill(other: ComputeProvider) -> None:
+            for order in orders:
+                other.create(order)
+
+        for listing in self.listings_during(provider, harness, fill):
+            assert listing <= set(in_order)
+            assert not provider.caps.list_is_atomic or listing == set(in_order[: len(listing)])
+        assert names(provider.list()) == set(in_order)
+
+    @staticmethod
+    def listings_during(
+        provider: ComputeProvider, harness: Harness, work: Callable[[ComputeProvider], None]
+    ) -> list[set[str]]:
+        """What listings showed while ``work`` ran beside them."""
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            running = pool.submit(work, harness.provider(DEPLOYMENT))
+            seen = [names(provider.list())]
+            while not running.done():
+                seen.append(names(provider.list()))
+            running.result()
+        return seen
+
+    @staticmethod
+    def padded(harness: Harness, size: int) -> str:
+        """The harness's user data, padded with blanks to ``size`` bytes."""
+        return harness.user_data + " " * (size - len(harness.user_data.encode()))
+
+    @staticmethod
+    def phase(provider: ComputeProvider, made: Instance) -> Phase:
+        """Where an instance stands, by the listing and by ``get``, which must agree once it is gone."""
+        listed = [instance for instance in provider.list().instances if instance.id == made.id]
+        if listed:
+            return listed[0].phase
+        got = provider.get(Ref(id=made.id))
+        return got.phase if got is not None else Phase.GONE

@@ -1,0 +1,49 @@
+"""The contract over real supervisor processes."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from providers.base import Ref
+from providers.local import LocalProvider
+from providers.testing.contract import Harness, ProviderContract
+
+SECONDS = 30.0
+NODE = (sys.executable, "-c", "import signal; signal.pause()")
+
+
+class LocalHarness(Harness):
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.providers: list[LocalProvider] = []
+
+    def provider(self, deployment: str) -> LocalProvider:
+        settings = {"root": self.root, "node_command": NODE, "cleanup_command": (), "max_instances": 16}
+        made = LocalProvider.from_settings(settings, deployment=deployment, environ={})
+        self.providers.append(made)
+        return made
+
+    def settle(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{SECONDS:.0f} s were not enough")
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        for provider in self.providers:
+            for instance in provider.list().instances:
+                provider.delete(Ref(id=instance.id))
+        for provider in self.providers:
+            self.settle(lambda: not provider.list().instances)  # noqa: B023 - used within its own round
+
+
+class TestLocal(ProviderContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Iterator[Harness]:
+        harness = LocalHarness(tmp_path / "vms")
+        yield harness
+        harness.close()
