@@ -1,0 +1,126 @@
+"""Where `sandboxes up` keeps things: one state directory that only its owner can read, and one service in it."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.cli.failure import CommandFailed
+
+LONGEST_ROOT: Final = 40
+"""Bytes of the state directory's path.  Unix sockets below it must keep within Linux's 107 bytes for a whole path."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The state directory of one service on this machine."""
+
+    root: Path
+
+    @property
+    def gateway(self) -> Path:
+        """The gateway's own state."""
+        return self.root / "gateway"
+
+    @property
+    def autoscaler(self) -> Path:
+        """The autoscaler's own state."""
+        return self.root / "autoscaler"
+
+    @property
+    def instances(self) -> Path:
+        """One directory for each instance of the `local` provider."""
+        return self.root / "i"
+
+    @property
+    def docker(self) -> Path:
+        """Root of a Docker engine of our own."""
+        return self.root / "docker"
+
+    @property
+    def docker_socket(self) -> Path:
+        """Where that engine listens."""
+        return self.docker / "docker.sock"
+
+    @property
+    def tokens(self) -> Path:
+        """The first tokens, one file each."""
+        return self.root / "tokens"
+
+    @property
+    def logs(self) -> Path:
+        """What the processes say."""
+        return self.root / "logs"
+
+    @property
+    def url(self) -> Path:
+        """File with the service's URL."""
+        return self.root / "url"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the `sandboxes up` that runs here."""
+        return self.root / "up.lock"
+
+    def make(self) -> None:
+        """Makes the directories, closed to others.
+
+        Raises:
+            CommandFailed: the path is too long, or the disk or its rights do not allow it.
+        """
+        if len(os.fsencode(self.root)) > LONGEST_ROOT:
+            raise CommandFailed(
+                f"the state directory {self.root} is longer than {LONGEST_ROOT} bytes, and Unix sockets below it would"
+                " not fit into what Linux allows; choose a shorter one with --state-dir"
+            )
+        try:
+            for path in (self.root, self.gateway, self.autoscaler, self.instances, self.tokens, self.logs):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.chmod(0o700)
+        except OSError as error:
+            raise CommandFailed(f"cannot make {self.root}: {error.strerror or error}") from error
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replaces a file in one step; only its owner can read it.
+
+    Raises:
+        CommandFailed: the disk is full, or the directory cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise CommandFailed(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def held(lock: Path) -> Iterator[None]:
+    """Holds the lock of a state directory.  The kernel lets go of it when this process dies by any means.
+
+    Raises:
+        CommandFailed: another process has it.
+    """
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read(20).strip() or "unknown"
+            raise CommandFailed(
+                f"another 'sandboxes up' (process {owner}) runs over {lock.parent};"
+                " end it first, or choose another directory with --state-dir"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
