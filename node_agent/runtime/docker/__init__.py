@@ -1,0 +1,1 @@
+"""Sandboxes on the Docker engine, with gVisor or runc."""

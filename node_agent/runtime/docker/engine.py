@@ -1,0 +1,105 @@
+"""A Docker daemon of the node's own: its arguments, and gVisor as its second runtime."""
+
+import os
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from node_agent.host.process import CommandError, run
+
+_ADMIN_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# gVisor up to 2024 takes a visible rmem_default as the sign of the host's own network namespace and refuses to start.
+# Since Linux 6.15 it is visible in every namespace; an empty /proc/sys/net in a mount namespace of its own hides it.
+_HIDE_SYSCTL: Final = "unshare -m --propagation slave sh -c 'mount -t tmpfs tmpfs /proc/sys/net; exec \"$@\"' sh "
+_WRAPPER: Final = """#!/bin/sh
+# Written by the node's Docker engine: runs gVisor for Docker.
+# The KVM platform hangs on machines whose /dev/kvm does not work.  Without gVisor's own overlay, writes land in the
+# container's layer on the host, where the sandbox's volume bounds them.
+exec {hide}{runsc} --platform=systrap --overlay2=none --network=sandbox "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One Docker daemon below a directory of its own.
+
+    It sets up no firewall, no NAT and no default bridge: the node does that per sandbox.
+
+    Attributes:
+        directory: data, execution state, pid file and the gVisor wrapper; made when it is not there.
+        socket: where it answers; Linux allows 107 bytes for its path.
+    """
+
+    directory: Path
+    socket: Path
+
+    @property
+    def url(self) -> str:
+        """As the Docker SDK takes it."""
+        return f"unix://{self.socket}"
+
+    def prepare(self) -> list[str]:
+        """Writes what the daemon needs and returns its command line.
+
+        Raises:
+            CommandError: dockerd or runsc is not installed.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        wrapper = self.directory / "runsc"
+        wrapper.write_text(gvisor_wrapper(_installed("runsc"), hide_sysctl=sysctl_is_visible()))
+        wrapper.chmod(0o755)
+        return [_installed("dockerd"), *self._arguments(wrapper)]
+
+    def _arguments(self, wrapper: Path) -> list[str]:
+        values = {
+            "data-root": self.directory / "data",
+            "exec-root": self.directory / "exec",
+            "pidfile": self.directory / "dockerd.pid",
+            "host": self.url,
+            "storage-driver": "overlay2",
+            "exec-opt": "native.cgroupdriver=cgroupfs",
+            "add-runtime": f"runsc={wrapper}",
+            "bridge": "none",
+            "iptables": "false",
+            "ip-masq": "false",
+            "log-level": "warn",
+        }
+        return [f"--{name}={value}" for name, value in values.items()]
+
+
+def gvisor_wrapper(runsc: str, *, hide_sysctl: bool) -> str:
+    """The script that Docker runs as its runtime ``runsc``."""
+    return _WRAPPER.format(hide=_HIDE_SYSCTL if hide_sysctl else "", runsc=shlex.quote(runsc))
+
+
+def sysctl_is_visible() -> bool:
+    """Whether a new network namespace shows ``rmem_default``, as it does since about Linux 6.15."""
+    try:
+        run(["unshare", "-n", "test", "-e", "/proc/sys/net/core/rmem_default"])
+    except CommandError:
+        return False
+    return True
+
+
+def run_engine(state_dir: Path, socket: Path) -> int:
+    """Becomes the Docker daemon of this node; returns only when it cannot.
+
+    When the socket answers, it is ready.  It ends on SIGTERM, its containers with it.
+
+    Raises:
+        CommandError: dockerd or runsc is not installed.
+    """
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    argv = Engine(state_dir, socket).prepare()
+    os.execve(argv[0], argv, os.environ | {"PATH": _ADMIN_PATH})  # noqa: S606 - no shell is wanted
+    return 1
+
+
+def _installed(program: str) -> str:
+    path = shutil.which(program, path=_ADMIN_PATH)
+    if path is None:
+        raise CommandError([program], "is not installed on this host; `sandboxes doctor` names the package")
+    return path

@@ -1,0 +1,72 @@
+"""One suite, every engine.
+
+A test that asks for ``lab`` or ``box`` runs on both engines with gVisor.  Those marked with `also_on_runc` run on
+Docker with plain runc as well.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node_agent.runtime.base import SandboxRuntime
+from tests.contract.runtime.lab import Box, Lab
+from tests.engines import leftovers
+from tests.engines.dockerd import Daemon
+from tests.engines.images import TestImages
+
+GVISOR = ("runsc", "docker")
+ALL = (*GVISOR, "docker-runc")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives each test its engines."""
+    if "lab" in metafunc.fixturenames:
+        names = ALL if getattr(metafunc.function, "also_on_runc", False) else GVISOR
+        metafunc.parametrize("lab", names, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs the real engines."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: TestImages) -> Iterator[Lab]:
+    """An engine; at the end of its tests it has to have left nothing at all."""
+    name: str = request.param
+    root = Path(tempfile.mkdtemp(prefix="sfn-", dir="/tmp"))
+    tag = hashlib.sha256(str(root).encode()).hexdigest()[:8]
+
+    def open_runtime() -> SandboxRuntime:
+        if name == "runsc":
+            from node_agent.runtime.runsc import RunscRuntime
+
+            return RunscRuntime(root, tag=tag, base_url=docker_daemon.url)
+        from node_agent.runtime.docker import DockerRuntime
+
+        return DockerRuntime(root, tag=tag, base_url=docker_daemon.url)
+
+    runtime = open_runtime()
+    runtime.probe()
+    fields = {"runtime": name.partition("-")[0], "isolation": "runc" if name == "docker-runc" else "gvisor"}
+    lab = Lab(runtime, open_runtime, root, tag, test_images, fields)
+    yield lab
+    lab.delete_all()
+    left = [found.order.sandbox_id for found in runtime.found()]
+    runtime.sweep()
+    debris = leftovers.of_node(root, tag)
+    shutil.rmtree(root)
+    assert (left, debris) == ([], []), "the runtime left these"
+
+
+@pytest.fixture(scope="module")
+def box(lab: Lab) -> Iterator[Box]:
+    """A running sandbox that the tests of a module share."""
+    with lab.sandbox() as shared:
+        yield shared

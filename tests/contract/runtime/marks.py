@@ -1,0 +1,12 @@
+"""Marks of the contract suite."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+def also_on_runc(test: Test) -> Test:
+    """Runs a test on Docker with plain runc too."""
+    test.also_on_runc = True  # type: ignore[attr-defined]
+    return test

@@ -1,0 +1,95 @@
+"""Limits that bite: memory, processes, disk, and what they leave alone."""
+
+import os
+
+import pytest
+
+from gateway.wire.states import DeathReason
+from node_agent.runtime.base import EngineState
+from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread
+from tests.contract.runtime.marks import also_on_runc
+
+MIB = 1024 * 1024
+# Doubles a string: 32 bytes become more than any limit here in two dozen steps.
+MEMORY_HOG = "x=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; while :; do x=$x$x; done"
+
+
+@also_on_runc
+def test_memory_hog_dies_of_oom(lab: Lab) -> None:
+    with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; {MEMORY_HOG}"], memory_mb=64) as box:
+        ending = in_thread(lab.runtime.wait, box.id)
+        box.text("touch /workspace/go")
+        death = ending.result()
+        found = lab.found(box.id)
+
+    assert death.reason is DeathReason.OOM
+    assert found is not None
+    assert found.state is EngineState.DEAD
+    assert found.death is not None
+    assert found.death.reason is DeathReason.OOM
+
+
+@also_on_runc
+def test_fork_bomb_is_held_and_the_sandbox_lives(lab: Lab) -> None:
+    with lab.sandbox(security={"pids_limit": 40}) as box:
+        bomb = "n=0; while [ $n -lt 500 ]; do sleep 77100 & n=$((n+1)); done; echo all made"
+        refused = box.sh(bomb)
+        box.sh("kill -9 -1", user="1000")
+
+        assert b"all made" not in refused.stdout
+        assert refused.code != 0
+        assert box.text("echo usable") == "usable"
+        assert lab.found(box.id).state is EngineState.RUNNING  # type: ignore[union-attr]
+
+
+@also_on_runc
+@pytest.mark.parametrize("place", ["/workspace/big", "/var/big"])
+def test_full_disk_is_enospc_inside_and_nothing_outside(lab: Lab, place: str) -> None:
+    with lab.sandbox(disk_mb=32, security={"user": "0"}) as box:
+        before = os.statvfs(lab.root)
+        filled = box.sh(f"mkdir -p /var; dd if=/dev/zero of={place} bs=1M count=200")
+        after = os.statvfs(lab.root)
+
+        assert filled.code != 0
+        assert b"No space left on device" in filled.stderr
+        assert (before.f_bavail - after.f_bavail) * before.f_frsize < 60 * MIB
+        assert box.text("echo alive") == "alive"
+        box.text(f"rm {place}; echo fits >{place}")
+
+
+@also_on_runc
+def test_disk_inside_has_the_size_that_was_asked_for(lab: Lab) -> None:
+    with lab.sandbox(disk_mb=100) as box:
+        size = int(box.text("df -k /workspace | tail -n 1 | tr -s ' '").split()[1])
+
+    assert 80 * 1024 <= size <= 100 * 1024
+
+
+@also_on_runc
+def test_tmp_is_memory_of_bounded_size(lab: Lab) -> None:
+    with lab.sandbox(filesystem={"tmpfs_mb": 4}) as box:
+        filled = box.sh("dd if=/dev/zero of=/tmp/big bs=1M count=20")
+
+    assert b"No space left on device" in filled.stderr
+
+
+@also_on_runc
+def test_read_only_root_leaves_workspace_and_tmp_writable(lab: Lab) -> None:
+    with lab.sandbox(security={"read_only_rootfs": True, "user": "0"}) as box:
+        assert box.sh("echo x >/data/readme").code != 0
+        assert box.text("echo a >/workspace/a; echo b >/tmp/b; cat /workspace/a /tmp/b") == "a\nb"
+
+
+@also_on_runc
+def test_root_file_system_is_writable_and_private(lab: Lab) -> None:
+    with lab.sandbox(security={"user": "0"}) as one, lab.sandbox() as other:
+        one.text("echo changed >/data/readme")
+
+        assert one.text("cat /data/readme") == "changed"
+        assert other.text("cat /data/readme") == "from the image"
+
+
+@also_on_runc
+def test_workspace_is_the_users(lab: Lab) -> None:
+    with lab.sandbox(filesystem={"workspace_path": "/home/agent/work"}, security={"user": "agent"}) as box:
+        assert box.text("pwd; echo mine >file; cat file") == "/home/agent/work\nmine"

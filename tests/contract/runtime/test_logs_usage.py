@@ -1,0 +1,64 @@
+"""What a sandbox shows from outside: its first process's output, its use, the node's images."""
+
+from node_agent.runtime.base import Stream
+from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread
+from tests.contract.runtime.marks import also_on_runc
+
+
+@also_on_runc
+def test_logs_by_stream_and_offset(lab: Lab) -> None:
+    with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; echo out one; echo out two; printf '\\377\\000' >&2"]) as box:
+        ending = in_thread(lab.runtime.wait, box.id)
+        box.text("touch /workspace/go")
+        ending.result()
+
+        out = lab.runtime.logs(box.id, Stream.STDOUT, 0, 1000)
+        part = lab.runtime.logs(box.id, Stream.STDOUT, 8, 3)
+        err = lab.runtime.logs(box.id, Stream.STDERR, 0, 1000)
+        beyond = lab.runtime.logs(box.id, Stream.STDOUT, 999, 10)
+
+    assert (out.data, out.size) == (b"out one\nout two\n", 16)
+    assert (part.data, part.size) == (b"out", 16)
+    assert (err.data, err.size) == (b"\xff\x00", 2)
+    assert (beyond.data, beyond.size) == (b"", 16)
+
+
+@also_on_runc
+def test_logs_of_a_silent_process_are_empty(lab: Lab) -> None:
+    with lab.sandbox() as box:
+        piece = lab.runtime.logs(box.id, Stream.STDOUT, 0, 1000)
+
+    assert (piece.data, piece.size) == (b"", 0)
+
+
+@also_on_runc
+def test_usage_counts_what_is_used(lab: Lab) -> None:
+    with lab.sandbox() as box:
+        before = lab.runtime.usage(box.id)
+        box.text("head -c 20000000 /dev/zero >/workspace/big; n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done")
+        process = box.exec("sleep", "77300")
+        after = lab.runtime.usage(box.id)
+        process.kill()
+        process.close()
+
+    assert before.memory_mb > 0
+    assert after.cpu_seconds > before.cpu_seconds
+    assert 18 < after.disk_mb - before.disk_mb < 22
+    assert after.pids > before.pids >= 1
+
+
+def test_images_name_what_starts_without_a_pull(lab: Lab) -> None:
+    with lab.sandbox() as box:
+        found = lab.found(box.id)
+
+        assert found is not None
+        assert found.image_digest in lab.runtime.images()
+
+
+def test_facts_of_the_engine(lab: Lab) -> None:
+    facts = lab.runtime.probe()
+
+    assert facts.name == lab.runtime.name
+    assert facts.version
+    assert facts.pause
+    assert "gvisor" in facts.isolations

@@ -1,0 +1,60 @@
+"""A restarted agent: what a second instance over the same root finds, adopts, and sweeps."""
+
+import contextlib
+
+from gateway.wire.states import DeathReason
+from node_agent.runtime.base import EngineState
+from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_until
+from tests.contract.runtime.marks import also_on_runc
+
+
+@also_on_runc
+def test_running_sandbox_is_adopted(lab: Lab) -> None:
+    with lab.sandbox(labels={"team": "a"}, env={"SECRET": "s"}) as box:
+        box.text("echo before >/tmp/mark")
+        restarted = lab.reopen()
+        after = Box(_with(lab, restarted), box.order)
+
+        assert lab.found(box.id, restarted) == lab.found(box.id)
+        assert lab.found(box.id, restarted).order == box.order  # type: ignore[union-attr]
+        assert after.text("cat /tmp/mark; echo $SECRET") == "before\ns"
+
+        ending = in_thread(restarted.wait, box.id)
+        restarted.pause(box.id)
+        restarted.resume(box.id)
+        restarted.delete(box.id)
+        assert ending.result().reason is DeathReason.DELETED
+
+
+@also_on_runc
+def test_sandbox_that_died_meanwhile_is_reported_with_its_reason(lab: Lab) -> None:
+    with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit 9"]) as box:
+        ending = in_thread(lab.runtime.wait, box.id)
+        box.text("touch /workspace/go")
+        ending.result()
+
+        found = lab.found(box.id, lab.reopen())
+
+        assert found is not None
+        assert found.state is EngineState.DEAD
+        assert found.death is not None
+        assert (found.death.reason, found.death.exit_code) == (DeathReason.EXITED, 9)
+
+
+@also_on_runc
+def test_sweep_leaves_what_is_owned(lab: Lab) -> None:
+    with lab.sandbox() as box, contextlib.closing(box.exec("sh", "-c", "echo ready; cat", stdin=True)) as process:
+        read_until(process, b"ready\n")
+        restarted = lab.reopen()
+        restarted.found()
+
+        restarted.sweep()
+
+        process.write(b"still here\n")
+        assert read_until(process, b"still here\n") == b"still here\n"
+        assert box.text("echo up") == "up"
+        process.kill()
+
+
+def _with(lab: Lab, runtime: object) -> Lab:
+    return Lab(runtime, lab.reopen, lab.root, lab.tag, lab.images, lab.fields)  # type: ignore[arg-type]

@@ -1,0 +1,44 @@
+"""The fixtures: one daemon and one set of images for a whole test run."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import docker
+import pytest
+
+from tests.engines.dockerd import Daemon, private_daemon
+from tests.engines.images import TestImages, import_images
+
+_TOOLS = ("dockerd", "runsc", "busybox", "nft", "ip", "mkfs.ext4")
+
+
+@pytest.fixture(scope="session")
+def engines() -> None:
+    """Skips the test where the real engines cannot run."""
+    missing = [tool for tool in _TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]
+    if os.geteuid() != 0 or missing:
+        pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'}; `sandboxes doctor` names the cure")
+
+
+@pytest.fixture(scope="session")
+def docker_daemon(engines: None) -> Iterator[Daemon]:
+    """A private Docker daemon.  When it stops it has neither containers nor networks of tests any more."""
+    with private_daemon() as daemon:
+        yield daemon
+        client = docker.APIClient(base_url=daemon.url, timeout=60)
+        containers = [entry["Names"] for entry in client.containers(all=True)]
+        networks = [entry["Name"] for entry in client.networks() if entry["Driver"] == "bridge"]
+        client.close()
+    assert not daemon.directory.exists()
+    assert (containers, networks) == ([], []), "tests left these in Docker"
+
+
+@pytest.fixture(scope="session")
+def test_images(docker_daemon: Daemon) -> TestImages:
+    """Small images made on this machine."""
+    client = docker.APIClient(base_url=docker_daemon.url, timeout=60)
+    try:
+        return import_images(client)
+    finally:
+        client.close()
