@@ -1,0 +1,123 @@
+"""What a node's complete inventory means for the rows of its sandboxes."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from gateway.core import lifecycle
+from gateway.core.model import Sandbox
+from gateway.wire.nodes import InventoryItem
+from gateway.wire.states import SandboxState
+
+S = SandboxState
+
+EXPECTED = frozenset({S.RUNNING, S.PAUSED, S.CHECKPOINTED})
+"""States in which the node must have the sandbox."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The row becomes ``after``, if it still is ``before``."""
+
+    before: Sandbox
+    after: Sandbox
+
+
+@dataclass(frozen=True)
+class Remove:
+    """The node has something that no row owns: it removes this generation and older ones."""
+
+    sandbox_id: str
+    generation: int
+
+
+Decision = Update | Remove
+
+
+def reconcile(
+    rows: Iterable[Sandbox],
+    inventory: Iterable[InventoryItem],
+    seen: Mapping[str, int],
+    node_id: str,
+    now: datetime,
+) -> list[Decision]:
+    """Decisions for one heartbeat.
+
+    Args:
+        rows: every row of this node that is not deleted.
+        inventory: everything that the node has.
+        seen: version of each row of this node when its previous heartbeat had been taken in.  A node sends its
+            heartbeats one after the other, so a row that has not changed since then is older than this inventory,
+            and only for such a row does an absence or another state mean something.
+        node_id: the node.
+        now: UTC.
+    """
+    by_id = {row.id: row for row in rows}
+    items = {item.sandbox_id: item for item in inventory}
+    decisions: list[Decision] = []
+    for item in items.values():
+        decision = _of_item(by_id.get(item.sandbox_id), item, seen, now)
+        if decision is not None:
+            decisions.append(decision)
+    decisions.extend(_missing(by_id.values(), items, seen, node_id, now))
+    return decisions
+
+
+def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Decision | None:
+    remove = Remove(item.sandbox_id, item.generation)
+    if row is None or row.state is S.LOST or item.generation > row.generation:
+        return remove
+    if row.state is S.DELETING:
+        return None  # its own driver sees to it
+    if item.generation < row.generation:
+        return None  # a restart is on its way, and the node keeps the workspace for it
+    if item.operation_id != row.operation_id:
+        return remove
+    if row.state in {S.EXITED, S.FAILED}:
+        alive = item.state in lifecycle.UNSETTLED or item.state in EXPECTED
+        return remove if alive and seen.get(row.id) == row.version else None
+    after = _moved(row, item, seen, now)
+    return None if after is None else Update(row, after)
+
+
+def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Sandbox | None:
+    """The row after what the engine says, when that is another state than the row's."""
+    if row.state in {S.CREATING, S.RESTORING}:
+        if row.state is S.RESTORING and item.state is S.EXITED:
+            item = item.model_copy(update={"state": S.FAILED})
+        return lifecycle.settled(row, item, now)
+    if item.state in {S.EXITED, S.FAILED}:
+        return lifecycle.ended(row, item, now)
+    if seen.get(row.id) != row.version:
+        return None
+    match row.state, item.state:
+        case S.RUNNING, S.PAUSED:
+            return lifecycle.paused(row, now)
+        case S.PAUSED, S.RUNNING:
+            return lifecycle.resumed(row, now)
+        case _:
+            return None
+
+
+def _missing(
+    rows: Iterable[Sandbox], items: Mapping[str, InventoryItem], seen: Mapping[str, int], node_id: str, now: datetime
+) -> Iterator[Update]:
+    for row in rows:
+        item = items.get(row.id)
+        there = item is not None and item.generation == row.generation
+        if row.state in EXPECTED and not there and seen.get(row.id) == row.version:
+            yield Update(row, lifecycle.lost(row, f"node {node_id} no longer has it", now))
+
+
+def with_versions(rows: Iterable[Sandbox], decisions: Iterable[Decision]) -> dict[str, int]:
+    """What `reconcile` needs as ``seen`` next time: the versions once ``decisions`` are applied."""
+    versions = {row.id: row.version for row in rows}
+    for decision in decisions:
+        if isinstance(decision, Update):
+            versions[decision.before.id] = decision.before.version + 1
+    return versions
+
+
+def bumped(sandbox: Sandbox) -> Sandbox:
+    """The value as the store has it after the change was written."""
+    return replace(sandbox, version=sandbox.version + 1)

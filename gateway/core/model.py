@@ -1,0 +1,147 @@
+"""Domain values of the gateway: what the decisions are made over."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import Pressure, RuntimeReport
+from gateway.wire.resources import Shape
+from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
+from gateway.wire.states import DeathReason, NodeState, SandboxState
+
+NOTHING = Shape()
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """One sandbox as the store has it.  ``version`` grows by one with every change of the row."""
+
+    spec: SandboxSpec
+    spec_hash: str
+    generation: int
+    version: int
+    operation_id: str
+    """Names the present attempt; every order to a node carries it."""
+    state: SandboxState
+    created_at: datetime
+    updated_at: datetime
+    active_at: datetime
+    """Last known use, for ``idle_seconds``."""
+    expires_at: datetime | None = None
+    node_id: str | None = None
+    runtime: RuntimeName | None = None
+    isolation: Isolation | None = None
+    image_digest: str | None = None
+    granted_gpus: int = 0
+    """GPUs taken from the node: all of them where the spec says ``all``."""
+    reason: DeathReason | None = None
+    detail: str | None = None
+    error: ErrorCode | None = None
+    """What a create of a sandbox that never ran is answered with."""
+    exit_code: int | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def id(self) -> str:
+        """The client's name for it."""
+        return self.spec.id
+
+    @property
+    def granted(self) -> Shape:
+        """What it takes of its node while it lives."""
+        return self.spec.shape.model_copy(update={"gpus": self.granted_gpus})
+
+    @property
+    def ever_ran(self) -> bool:
+        """Whether its processes ever ran, so that a workspace worth keeping exists."""
+        return self.started_at is not None
+
+    @property
+    def held(self) -> Shape:
+        """What it takes of its node now; an ended sandbox keeps the disk of its workspace until it is deleted."""
+        if self.node_id is None or self.state in NOTHING_HELD:
+            return NOTHING
+        if self.state in FULLY_HELD and self.ended_at is None:
+            return self.granted
+        return Shape(disk_mb=self.spec.disk_mb) if self.ever_ran else NOTHING
+
+
+NOTHING_HELD = frozenset({SandboxState.PENDING, SandboxState.LOST, SandboxState.DELETED})
+FULLY_HELD = frozenset(
+    {
+        SandboxState.CREATING,
+        SandboxState.RUNNING,
+        SandboxState.PAUSED,
+        SandboxState.RESTORING,
+        SandboxState.DELETING,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node as the store has it."""
+
+    id: str
+    instance: str
+    pool: str
+    state: NodeState
+    node_url: str
+    agent_version: str
+    total: Shape
+    runtimes: tuple[RuntimeReport, ...]
+    registered_at: datetime
+    version: int = 1
+    draining: bool = False
+    """The operator closed it."""
+    agent_draining: bool = False
+    """The agent closed itself."""
+    pressure: Pressure = field(default_factory=Pressure)
+    heartbeat_at: datetime | None = None
+    beats: int = 0
+    """Heartbeats ever taken in; a change of it is a sign of life, whichever gateway took it."""
+    boot_id: str | None = None
+    sequence: int = 0
+
+    @property
+    def open_state(self) -> NodeState:
+        """The state of this node while its heartbeats come."""
+        return NodeState.DRAINING if self.draining or self.agent_draining else NodeState.READY
+
+
+@dataclass(frozen=True)
+class NodeLoad:
+    """A node together with what its sandboxes take."""
+
+    node: Node
+    reserved: Shape
+    sandboxes: int
+    """How many hold something of it."""
+    idle_since: datetime | None
+    """Since when none does."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as stored: everything but its secret."""
+
+    id: str
+    name: str
+    scope: str
+    created_at: datetime
+    node_id: str | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class JoinGrant:
+    """A join token as stored."""
+
+    id: str
+    instance: str
+    pool: str
+    expires_at: datetime
+    used_at: datetime | None = None
+    node_id: str | None = None

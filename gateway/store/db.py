@@ -1,0 +1,209 @@
+"""The database of the gateway: opened, migrated, and reached from the event loop.
+
+SQLite runs with one writer thread and transactions that take the write lock when they begin; PostgreSQL takes the same
+code.  A function that is handed to `Database.write` or `Database.read` runs on a thread with a session of its own,
+in one transaction, and never touches the event loop.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Connection, CursorResult, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlmodel import Session
+
+from gateway.errors import ApiError
+from gateway.store.migrate import SchemaError, migrate
+from gateway.wire.errors import ErrorCode
+
+T = TypeVar("T")
+
+READERS: Final = 4
+ATTEMPTS: Final = 10
+BUSY_TIMEOUT_MS: Final = 10_000
+PLACEMENT_LOCK: Final = 0x5A17_B0C5
+"""Key of the PostgreSQL advisory lock under which placement is decided; any number will do."""
+
+
+class StoreError(Exception):
+    """The database cannot be used; the sentence says which, why, and what to do."""
+
+
+class StaleError(Exception):
+    """A row changed since it was read: the transaction is rolled back, and the function runs again."""
+
+
+class Database:
+    """An open database with the present schema."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
+
+    @classmethod
+    def open(cls, url: str) -> "Database":
+        """Opens the database at this SQLAlchemy URL, makes it if it is a missing SQLite file, and migrates it.
+
+        Raises:
+            StoreError: unreachable, not writable, full disk, or written by a newer version.
+        """
+        engine = make_engine(url)
+        try:
+            with engine.begin() as connection:
+                _lock_for_migration(connection)
+                migrate(connection)
+        except SchemaError as error:
+            engine.dispose()
+            raise StoreError(f"database {engine.url.render_as_string()}: {error}") from error
+        except DBAPIError as error:
+            engine.dispose()
+            raise StoreError(f"database {engine.url.render_as_string()}: {explain(error)}") from error
+        return cls(engine)
+
+    async def write(self, fn: Callable[[Session], T]) -> T:
+        """Runs ``fn`` in a transaction that is committed when it returns.
+
+        ``fn`` runs again, on fresh rows, when it raises `StaleError`; so it must have no other effect.
+
+        Raises:
+            ApiError: ``DISK_FULL``, ``BUSY``.
+        """
+        return await self._run(self._writer, fn)
+
+    async def read(self, fn: Callable[[Session], T]) -> T:
+        """Runs ``fn`` in a transaction of its own, beside the writer.  Raises as `write`."""
+        return await self._run(self._readers, fn)
+
+    async def _run(self, executor: ThreadPoolExecutor, fn: Callable[[Session], T]) -> T:
+        read_only = executor is self._readers
+        return await asyncio.get_running_loop().run_in_executor(executor, self._in_session, fn, read_only)
+
+    def _in_session(self, fn: Callable[[Session], T], read_only: bool) -> T:
+        engine = self._engine.execution_options(read_only=read_only)
+        for _ in range(ATTEMPTS):
+            try:
+                with Session(engine, expire_on_commit=False) as session:
+                    answer = fn(session)
+                    session.commit()
+                    return answer
+            except (StaleError, IntegrityError):
+                # Another process on the same PostgreSQL was quicker; on SQLite the write lock rules it out.
+                continue
+            except DBAPIError as error:
+                raise as_api_error(error) from error
+        raise ApiError(ErrorCode.BUSY, "the gateway's database is too busy for this change; try again", retry_after=1)
+
+    def close(self) -> None:
+        """Waits for what runs and closes all connections."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self._engine.dispose()
+
+
+def make_engine(url: str) -> Engine:
+    """An engine with the settings that this store needs, not yet connected.
+
+    Raises:
+        StoreError: the directory of the SQLite file cannot be made, or the URL's driver is missing.
+    """
+    parsed = make_url(url)
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() != "sqlite":
+        try:
+            return create_engine(parsed, pool_size=READERS + 1, pool_pre_ping=True)
+        except ModuleNotFoundError as error:
+            raise StoreError(
+                f"database {parsed.render_as_string()}: the driver {error.name} is not installed"
+            ) from error
+    _make_parent(parsed.database)
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
+    event.listen(engine, "connect", _on_sqlite_connect)
+    event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _make_parent(database: str | None) -> None:
+    if not database or database == ":memory:":
+        raise StoreError("the gateway's SQLite database must be a file: sqlite:///PATH")
+    parent = Path(database).parent
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"directory {parent} of the gateway's database: {error.strerror}") from error
+
+
+def _on_sqlite_connect(connection: sqlite3.Connection, record: object) -> None:
+    # The driver's own transaction control begins late and deferred; ours begins in `_on_sqlite_begin`.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "foreign_keys = ON",
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    # A deferred transaction that turns into a writer fails with "database is locked" whatever the busy timeout.
+    deferred = connection.get_execution_options().get("read_only", False)
+    connection.exec_driver_sql("BEGIN" if deferred else "BEGIN IMMEDIATE")
+
+
+def _lock_for_migration(connection: Connection) -> None:
+    """On SQLite the transaction itself is the lock."""
+    lock_placement(connection)
+
+
+def lock_placement(connection: Connection) -> None:
+    """Holds off every other placement (and migration) on this database until the transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PLACEMENT_LOCK})
+
+
+def _says(error: DBAPIError) -> str:
+    return str(error.orig).strip().splitlines()[0] if error.orig is not None and str(error.orig).strip() else str(error)
+
+
+def _is_full(said: str) -> bool:
+    return "disk is full" in said or "No space left" in said
+
+
+def explain(error: DBAPIError) -> str:
+    """One sentence about a database that cannot be opened."""
+    said = _says(error)
+    if _is_full(said):
+        return "the disk is full; free some space and start again"
+    if "locked" in said:
+        return "another process holds it locked; stop that one and start again"
+    if "readonly" in said or "unable to open" in said:
+        return f"it cannot be opened for writing ({said}); check the path and its owner"
+    return said
+
+
+def as_api_error(error: DBAPIError) -> Exception:
+    """What a caller is told when the database fails in use; the error itself when it is a bug."""
+    said = _says(error)
+    if _is_full(said):
+        return ApiError(
+            ErrorCode.DISK_FULL, "the gateway's database cannot grow: its disk is full", retryable=True, retry_after=5
+        )
+    if "locked" in said:
+        return ApiError(ErrorCode.BUSY, "the gateway's database is locked by another process; try again", retry_after=1)
+    if isinstance(error, OperationalError) and error.connection_invalidated:
+        return ApiError(ErrorCode.BUSY, "the gateway lost its database; try again", retry_after=2)
+    return error
+
+
+def affected(result: Any) -> int:
+    """How many rows a statement wrote."""
+    assert isinstance(result, CursorResult)  # noqa: S101 - narrows for the type checker; every DML statement gives one
+    return result.rowcount

@@ -1,0 +1,121 @@
+"""Rows of the gateway's database.  SQLModel is confined to this module; nothing outside `gateway.store` sees a row."""
+
+from datetime import datetime
+
+from sqlalchemy import Index, Text
+from sqlmodel import Field, SQLModel
+
+
+class SandboxRow(SQLModel, table=True):
+    """One row an id; a new generation replaces it in place."""
+
+    __tablename__ = "sandboxes"
+    __table_args__ = (
+        Index("ix_sandboxes_page", "created_at", "id"),
+        Index("ix_sandboxes_state", "state"),
+        Index("ix_sandboxes_node", "node_id"),
+    )
+
+    id: str = Field(primary_key=True)
+    generation: int
+    version: int
+    operation_id: str
+    spec: str = Field(sa_type=Text)
+    spec_hash: str
+    state: str
+    created_at: datetime
+    updated_at: datetime
+    active_at: datetime
+    expires_at: datetime | None = None
+    node_id: str | None = None
+    runtime: str | None = None
+    isolation: str | None = None
+    image_digest: str | None = None
+    granted_gpus: int = 0
+    reason: str | None = None
+    detail: str | None = Field(default=None, sa_type=Text)
+    error: str | None = None
+    exit_code: int | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    # What it takes of its node now, so that one query sums up a node.
+    held_cpus: float = 0.0
+    held_memory_mb: int = 0
+    held_disk_mb: int = 0
+    held_gpus: int = 0
+    held_slots: int = 0
+
+
+class LabelRow(SQLModel, table=True):
+    """One label of one sandbox, for filters."""
+
+    __tablename__ = "sandbox_labels"
+    __table_args__ = (Index("ix_sandbox_labels_pair", "key", "value"),)
+
+    sandbox_id: str = Field(primary_key=True, foreign_key="sandboxes.id", ondelete="CASCADE")
+    key: str = Field(primary_key=True)
+    value: str
+
+
+class NodeRow(SQLModel, table=True):
+    """One node, gone ones included."""
+
+    __tablename__ = "nodes"
+    __table_args__ = (Index("ix_nodes_instance", "instance"),)
+
+    id: str = Field(primary_key=True)
+    version: int
+    instance: str
+    pool: str
+    state: str
+    node_url: str
+    agent_version: str
+    total: str = Field(sa_type=Text)
+    runtimes: str = Field(sa_type=Text)
+    pressure: str = Field(sa_type=Text)
+    draining: bool = False
+    agent_draining: bool = False
+    registered_at: datetime
+    heartbeat_at: datetime | None = None
+    beats: int = 0
+    boot_id: str | None = None
+    sequence: int = 0
+
+
+class TokenRow(SQLModel, table=True):
+    """A token; of its secret only the SHA-256."""
+
+    __tablename__ = "tokens"
+
+    id: str = Field(primary_key=True)
+    sha256: str = Field(unique=True)
+    name: str
+    scope: str
+    node_id: str | None = Field(default=None, index=True)
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+
+
+class JoinTokenRow(SQLModel, table=True):
+    """A right to register once; of its secret only the SHA-256."""
+
+    __tablename__ = "join_tokens"
+
+    id: str = Field(primary_key=True)
+    sha256: str = Field(unique=True)
+    instance: str
+    pool: str
+    created_at: datetime
+    expires_at: datetime
+    used_at: datetime | None = None
+    node_id: str | None = None
+
+
+class CeilingRow(SQLModel, table=True):
+    """The largest node that one pool can hold, as the autoscaler told it."""
+
+    __tablename__ = "ceilings"
+
+    pool: str = Field(primary_key=True)
+    ceiling: str = Field(sa_type=Text)
