@@ -1,0 +1,32 @@
+"""Whether this node takes one more sandbox."""
+
+from collections.abc import Iterable
+
+from gateway.wire.resources import Shape
+
+
+def reserved(shapes: Iterable[Shape]) -> Shape:
+    """The sum of what the given sandboxes hold."""
+    total = Shape()
+    for shape in shapes:
+        total = total + shape
+    return total
+
+
+def refusal(*, total: Shape, held: Shape, wanted: Shape, draining: bool) -> str | None:
+    """Why a sandbox of shape ``wanted`` is refused, as a sentence; ``None`` when it is taken.
+
+    Args:
+        total: what the node may give away.
+        held: what the sandboxes that are there hold, without the one that ``wanted`` replaces.
+        wanted: what the new one asks for.
+        draining: whether the node takes nothing new.
+    """
+    if draining:
+        return "this node is draining and takes no new sandbox; place it on another one"
+    free = total.minus(held)
+    short = wanted.shortfalls(free)
+    if not short:
+        return None
+    details = ", ".join(f"{name} {getattr(wanted, name):g} of {getattr(free, name):g} free" for name in short)
+    return f"this node has no room: {details}"

@@ -1,0 +1,128 @@
+"""Settings of the node agent, read from a TOML file and the environment; nothing is read at import."""
+
+import hashlib
+import json
+import os
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from gateway.wire import limits
+from gateway.wire.sandboxes import RuntimeName
+
+ENV_PREFIX: Final = "SANDBOXES_NODE_"
+_STRUCTURED: Final = frozenset({"labels", "runtimes"})
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the sentence says which key of which source, and why."""
+
+
+class NodeSettings(BaseSettings):
+    """One frozen value; every field may be set in the file or as ``SANDBOXES_NODE_<FIELD>``.  Unknown keys fail."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    gateway_url: str = Field(pattern=r"^https?://[^/\s]+")
+    """Where the gateway is reached from here."""
+    join_token_file: Path | None = None
+    """File with a join token that works once; needed until the node has registered."""
+    root: Path = Path("/var/lib/sandbox-fleet/node")
+    """Directory of everything that the node keeps: identity, sandboxes, spools.  Its path gives the node's tag."""
+    host: str = "127.0.0.1"
+    """Address to listen on: a private one that the gateway reaches."""
+    port: int = Field(default=8091, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one."""
+    node_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+$")
+    """Origin at which the gateway reaches this node; ``None`` is http on ``host`` and the port listened on."""
+    instance: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
+    """Name of this machine as its provider knows it."""
+    labels: dict[str, str] = {}
+    """Told to the gateway at registration."""
+
+    runtimes: tuple[RuntimeName, ...] = Field(default=("runsc", "docker"), min_length=1)
+    """Engines to offer; one that fails its probe is reported and left out."""
+    docker_url: str = "unix:///var/run/docker.sock"
+    """The Docker engine: runs sandboxes of the docker runtime, and holds the images of both."""
+
+    cpu_overcommit: float = Field(default=4.0, gt=0)
+    """Cores given away per core of the machine.  Agents wait for a model most of the time, and a core that is short
+    makes them slower, not wrong; the pressure that the node reports shows when it is too much."""
+    cpus: float | None = Field(default=None, gt=0)
+    """Cores to give away; ``None`` is the machine's, times ``cpu_overcommit``."""
+    memory_mb: int | None = Field(default=None, gt=0)
+    """MiB to give away; ``None`` is the machine's, less ``reserve_memory_mb``.  Memory is never overcommitted."""
+    disk_mb: int | None = Field(default=None, gt=0)
+    """MiB to give away; ``None`` is what is free below ``root`` at start, less ``reserve_disk_mb``."""
+    reserve_memory_mb: int = Field(default=512, ge=0)
+    """MiB kept for the agent, the engines and the kernel."""
+    reserve_disk_mb: int = Field(default=2048, ge=0)
+    """MiB kept free for images, spools and logs."""
+    slots: int = Field(default=250, ge=1)
+    """Most sandboxes at once."""
+    spool_mb: int = Field(default=8192, ge=16)
+    """MiB that the histories of all exec sessions may take; output beyond it is counted, not stored."""
+    max_execs: int = Field(default=limits.MAX_EXECS_PER_NODE, ge=1)
+    """Most processes of exec sessions at once."""
+    exec_retention: float = Field(default=limits.EXEC_RETENTION, gt=0)
+    """Seconds for which an ended session can be read."""
+
+    cleanup_on_exit: bool = False
+    """Whether SIGTERM removes all sandboxes; by default they go on and are adopted by the next start."""
+    graceful_seconds: int = Field(default=5, ge=1)
+    """Seconds that open requests have to end after SIGTERM."""
+
+    @field_validator("root")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _known_port(self) -> Self:
+        if self.node_url is None and self.host in {"0.0.0.0", "::"}:  # noqa: S104 - refused, not bound
+            raise ValueError("node_url: must be set where host is a wildcard: the gateway has to reach one address")
+        return self
+
+    @property
+    def tag(self) -> str:
+        """See `tag_of`."""
+        return tag_of(self.root)
+
+
+def tag_of(root: Path) -> str:
+    """8 hex digits from the root's path: in the name of everything that this node makes on its host."""
+    return hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:8]
+
+
+def load_settings(
+    config: Path | None = None, environ: Mapping[str, str] | None = None, **given: object
+) -> NodeSettings:
+    """Settings from ``config`` (TOML), overridden by the environment, overridden by ``given`` (flags).
+
+    Raises:
+        SettingsError: the file cannot be read, or a key is unknown or has a wrong value.
+    """
+    values: dict[str, object] = {}
+    if config is not None:
+        try:
+            values.update(tomllib.loads(config.read_text()))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"configuration file {config}: {error}") from error
+    try:
+        for name, value in (os.environ if environ is None else environ).items():
+            if name.startswith(ENV_PREFIX):
+                key = name.removeprefix(ENV_PREFIX).lower()
+                values[key] = json.loads(value) if key in _STRUCTURED else value
+        return NodeSettings.model_validate(values | given)
+    except json.JSONDecodeError as error:
+        raise SettingsError(f"configuration of the node agent: labels and runtimes are JSON: {error}") from error
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()
+        )
+        raise SettingsError(f"configuration of the node agent: {problems}") from error
