@@ -1,7 +1,9 @@
-"""Whether a Docker engine answers, asked without Docker's client: the gateway's packages do not hold it."""
+"""A Docker engine as `sandboxes up` sees it, without Docker's client: the gateway's packages do not hold it."""
 
 import http.client
 import os
+import select
+import signal
 import socket
 from pathlib import Path
 from typing import Final
@@ -33,3 +35,24 @@ def answers(path: Path) -> bool:
         return False
     finally:
         connection.close()
+
+
+def end(pid_file: Path, seconds: float) -> None:
+    """Ends the engine of that pid file: SIGTERM, and SIGKILL after ``seconds``.  Does nothing when it does not run."""
+    try:
+        pid = int(pid_file.read_text())
+        handle = os.pidfd_open(pid)
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        return
+    try:
+        # The number may have gone to another process since; an engine of ours names its directory.
+        if os.fsencode(pid_file.parent) not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return
+        for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, PING_SECONDS)):
+            signal.pidfd_send_signal(handle, number)
+            if select.select([handle], [], [], patience)[0]:
+                return
+    except (ProcessLookupError, FileNotFoundError):
+        return
+    finally:
+        os.close(handle)

@@ -1,0 +1,239 @@
+"""The whole service on this machine, as processes: what `sandboxes up` and `sandboxes demo` start and end.
+
+Gateway and autoscaler die with this process, whatever ends it.  The node agent, its sandboxes and a Docker engine of
+our own do not: after a SIGKILL they go on, and the next start over the same state directory takes them over.
+"""
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.cli import engine, itself
+from gateway.cli.failure import CommandFailed
+from gateway.cli.layout import Layout, write_private
+from gateway.cli.supervisor import Child, StopAsked, Supervisor
+from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
+from gateway.wire.checks import Check, Verdict
+from gateway.wire.nodes import NodeRecord
+from gateway.wire.states import NodeState
+from gateway.wire.tokens import Scope
+
+HOST: Final = "127.0.0.1"
+DOCTOR_SECONDS: Final = 120.0  # it starts a throwaway sandbox
+COMMAND_SECONDS: Final = 60.0
+GATEWAY_SECONDS: Final = 60.0
+ENGINE_SECONDS: Final = 60.0
+NODE_SECONDS: Final = 180.0
+ENGINE_STOP_SECONDS: Final = 30.0
+RELEASE_SECONDS: Final = 180.0
+STEP: Final = 0.2  # between two questions whether a node is ready: the API has no event for it
+NEWS_EVERY: Final = 25  # steps between two lines while nothing happens
+DELETERS: Final = 8
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to reach a service that is up."""
+
+    url: str
+    client_token: Path
+    operator_token: Path
+
+    def operator(self) -> GatewayClient:
+        """A client with the operator's token."""
+        return GatewayClient(self.url, self.operator_token.read_text())
+
+
+class Stack:
+    """One service over one state directory.
+
+    Args:
+        layout: its state directory, made and locked by the caller.
+        port: where the gateway listens on this machine.
+        say: takes one line of progress.
+    """
+
+    def __init__(self, layout: Layout, port: int, say: Say) -> None:
+        self._layout = layout
+        self._say = say
+        self._supervisor = Supervisor(say)
+        self._supervisor.catch_signals()
+        self.docker_socket = layout.docker_socket
+        url = f"http://{HOST}:{port}"
+        self.access = Access(url, layout.tokens / "client", layout.tokens / "operator")
+        self._environment = {
+            "SANDBOXES_GATEWAY_HOST": HOST,
+            "SANDBOXES_GATEWAY_PORT": str(port),
+            "SANDBOXES_GATEWAY_STATE_DIR": str(layout.gateway),
+        }
+
+    # -- start --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> NodeRecord:
+        """Starts everything; returns the first ready node.  The caller calls `end` in every case.
+
+        Raises:
+            CommandFailed: something is missing or did not start, in one sentence.
+        """
+        self._ask_doctor()
+        self._start_engine()
+        self._start_gateway()
+        self._make_tokens()
+        write_private(self._layout.url, self.access.url + "\n")
+        self._start_autoscaler()
+        return self._await_node()
+
+    def wait(self) -> StopAsked:
+        """Keeps everything alive until a signal asks for the end."""
+        while True:
+            if (stop := self._supervisor.wait(3600.0)) is not None:
+                return stop
+
+    def _ask_doctor(self) -> None:
+        self._say("looking at this machine")
+        answer = itself.call("doctor", "--json", env=self._environment, within=DOCTOR_SECONDS, may_fail=True)
+        try:
+            rows = TypeAdapter(list[Check]).validate_json(answer)
+        except ValidationError as error:
+            raise CommandFailed("'sandboxes doctor --json' did not answer with rows; run it to see why") from error
+        for row in rows:
+            if row.verdict is Verdict.WARNING:
+                self._say(f"warning: {row.name}: {row.found}" + (f"; {row.cure}" if row.cure else ""))
+        errors = [f"{row.name}: {row.found}; cure: {row.cure}" for row in rows if row.verdict is Verdict.ERROR]
+        if errors:
+            raise CommandFailed(" | ".join(errors))
+
+    def _start_engine(self) -> None:
+        ours = self._layout.docker_socket
+        if engine.answers(ours):
+            self._say("taking over the Docker engine of an earlier start")
+            return
+        if engine.answers(engine.DEFAULT_SOCKET):
+            self.docker_socket = engine.DEFAULT_SOCKET
+            self._say(f"using the Docker engine at {self.docker_socket}")
+            return
+        self._say("starting a Docker engine")
+        child = Child(
+            name="docker engine",
+            argv=itself.sandboxes("node", "engine", "--root", str(self._layout.docker), "--socket", str(ours)),
+            log=self._layout.logs / "docker.log",
+            ready=lambda: engine.answers(ours),
+            dies_with_us=False,
+            stop_seconds=ENGINE_STOP_SECONDS,
+        )
+        self._supervisor.start(child, within=ENGINE_SECONDS)
+
+    def _start_gateway(self) -> None:
+        self._say("starting the gateway")
+        child = Child(
+            name="gateway",
+            argv=itself.sandboxes("gateway", "run"),
+            log=self._layout.logs / "gateway.log",
+            env=self._environment,
+            ready=self._gateway_ready,
+        )
+        self._supervisor.start(child, within=GATEWAY_SECONDS)
+
+    def _gateway_ready(self) -> bool:
+        try:
+            return GatewayClient(self.access.url, "", attempts=1).readiness().ok
+        except (GatewayError, GatewayUnreachableError):
+            return False
+
+    def _start_autoscaler(self) -> None:
+        self._say("starting the autoscaler")
+        config = self._layout.root / "autoscaler.toml"
+        write_private(config, self._autoscaler_settings())
+        child = Child(
+            name="autoscaler",
+            argv=itself.sandboxes("autoscaler", "run", "--config", str(config), "--execute"),
+            log=self._layout.logs / "autoscaler.log",
+        )
+        self._supervisor.start(child, within=COMMAND_SECONDS)
+
+    def _autoscaler_settings(self) -> str:
+        return ""
+
+    def _await_node(self) -> NodeRecord:
+        """The first ready node.
+
+        Raises:
+            CommandFailed: none came in time, or a stop was asked.
+        """
+        self._say("waiting for the first node")
+        client = self.access.operator()
+        seen = ""
+        for step in range(int(NODE_SECONDS / STEP)):
+            with contextlib.suppress(GatewayError, GatewayUnreachableError):
+                nodes = client.nodes()
+                if ready := [node for node in nodes if node.state is NodeState.READY]:
+                    return ready[0]
+                now = ", ".join(f"{node.id} is {node.state}" for node in nodes) or "none has registered yet"
+                if now != seen or step % NEWS_EVERY == NEWS_EVERY - 1:
+                    seen = now
+                    self._say(f"nodes: {now}")
+            if self._supervisor.wait(STEP) is not None:
+                raise CommandFailed("stopped while starting", exit_code=130)
+        raise CommandFailed(f"no node was ready after {NODE_SECONDS:.0f} s; see {self._layout.logs}")
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    def _make_tokens(self) -> None:
+        """The first tokens, unless those of an earlier start still work."""
+        for scope, path in ((Scope.OPERATOR, self.access.operator_token), (Scope.CLIENT, self.access.client_token)):
+            if not self._works(path):
+                made = itself.call("token", "create", "--scope", scope, "--name", f"up-{scope}", env=self._environment)
+                write_private(path, made.strip() + "\n")
+
+    def _works(self, path: Path) -> bool:
+        try:
+            next(GatewayClient(self.access.url, path.read_text()).sandboxes(), None)
+        except (FileNotFoundError, GatewayError):
+            return False
+        return True
+
+    # -- end ----------------------------------------------------------------------------------------------------------
+
+    def end(self) -> list[str]:
+        """Ends everything, in order, and removes sandboxes and nodes.  Idempotent.
+
+        Returns:
+            A sentence for each thing that could not be ended; the next start over this directory takes it up.
+        """
+        problems: list[str] = []
+        for step in (self._end_sandboxes, self._end_nodes, self._supervisor.stop_all, self._end_engine):
+            try:
+                step()
+            except (CommandFailed, GatewayError, GatewayUnreachableError) as error:
+                problems.append(str(error))
+        return problems
+
+    def _end_sandboxes(self) -> None:
+        if self._supervisor.pid("gateway") is None or not self.access.operator_token.exists():
+            return
+        client = self.access.operator()
+        ids = [sandbox.id for sandbox in client.sandboxes()]
+        if not ids:
+            return
+        self._say(f"deleting {len(ids)} sandboxes")
+        with ThreadPoolExecutor(DELETERS) as pool:
+            list(pool.map(client.delete_sandbox, ids))
+
+    def _end_nodes(self) -> None:
+        config = self._layout.root / "autoscaler.toml"
+        self._supervisor.stop("autoscaler")
+        if config.exists() and any(self._layout.instances.iterdir()):
+            self._say("ending the node")
+            itself.call("autoscaler", "release", "--config", str(config), within=RELEASE_SECONDS)
+
+    def _end_engine(self) -> None:
+        """Ends an engine that was taken over; one that this process started is among its children."""
+        if engine.answers(self._layout.docker_socket):
+            engine.end(self._layout.docker / "dockerd.pid", ENGINE_STOP_SECONDS)

@@ -1,0 +1,56 @@
+"""``sandboxes up``: the whole service on this machine, in the foreground."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from gateway.cli.failure import CommandFailed
+from gateway.cli.layout import Layout, held
+from gateway.cli.stack import Stack
+
+DEFAULT_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
+DEFAULT_PORT: Final = 8090
+
+app = typer.Typer()
+
+
+def say(line: str) -> None:
+    """One line of progress, on stderr."""
+    print(f"sandboxes: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
+
+
+@app.command()
+def up(
+    state_dir: Annotated[
+        Path, typer.Option(help="Directory of all state: databases, tokens, logs, sandboxes.")
+    ] = DEFAULT_STATE_DIR,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway on 127.0.0.1.")] = DEFAULT_PORT,
+) -> None:
+    """Start the whole service on this machine, in the foreground.
+
+    Ctrl-C ends it clean: sandboxes, node, gateway, and the Docker engine if it was started here.  After a SIGKILL the
+    next start over the same state directory takes over what is still there.
+    """
+    layout = Layout(state_dir.absolute())
+    layout.make()
+    with held(layout.lock):
+        stack = Stack(layout, port, say)
+        try:
+            node = stack.start()
+            say(f"node {node.id} is ready ({', '.join(runtime.name for runtime in node.runtimes)})")
+            typer.echo(
+                f"URL             {stack.access.url}\n"
+                f"client token    {stack.access.client_token}\n"
+                f"operator token  {stack.access.operator_token}\n\n"
+                f"export UCLOUD_SANDBOX_URL={stack.access.url}\n"
+                f'export UCLOUD_SANDBOX_API_TOKEN="$(cat {stack.access.client_token})"\n\n'
+                "Ctrl-C ends everything."
+            )
+            stack.wait()
+        finally:
+            problems = stack.end()
+        if problems:
+            raise CommandFailed(f"not everything could be ended: {'; '.join(problems)}")
+        say("everything has ended")
