@@ -7,7 +7,7 @@ distributions and roles add theirs through the entry-point group `ENTRY_POINTS`,
 
 import importlib
 import sys
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Final
 
 import typer
@@ -15,8 +15,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from gateway.cli.failure import CommandFailed
+from gateway.version import DISTRIBUTION, installed_version
 
-DISTRIBUTION: Final = "sandbox-fleet"
 ENTRY_POINTS: Final = "sandbox_fleet.commands"
 
 # name -> (module, what it does).  The order is the order in the help.
@@ -38,14 +38,6 @@ ROLE_HELP: Final = {
     "autoscaler": "Run the autoscaler, or look at its plan.",
     "node": "Run the node agent on this machine.",
 }
-
-
-def installed_version() -> str:
-    """Version of the installed distribution; ``unknown`` when it runs from a checkout that is not installed."""
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _roles() -> dict[str, EntryPoint]:

@@ -1,0 +1,84 @@
+"""Every refusal in its one shape: how exceptions become `gateway.wire.errors.ErrorBody` answers."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gateway.errors import ApiError
+from gateway.wire.errors import ErrorCode, FieldError
+
+REQUEST_ID: Final = "request_id"
+MAX_FIELDS: Final = 32
+MAX_TEXT: Final = 300
+DEFAULT_RETRY_AFTER: Final = 1.0
+_RETRY_STATUSES: Final = frozenset({429, 503})
+
+# pydantic puts the names of union members and validators into the path of a field; they are no part of the request.
+_NO_FIELD: Final = re.compile(r"int|float|bool|str|none|(constrained-|literal\[|function-|nullable|dict\[|list\[).*")
+# Checks of whole models start their sentence with the field that they mean.
+_NAMED: Final = re.compile(r"([A-Za-z_][\w.\[\]]*): (.+)", re.DOTALL)
+
+
+def request_id_of(scope: Scope) -> str | None:
+    """The id of a request, as `gateway.middleware.Requests` set it."""
+    found = scope.get("state", {}).get(REQUEST_ID)
+    return found if isinstance(found, str) else None
+
+
+def error_response(error: ApiError, scope: Scope) -> Response:
+    """The answer for ``error`` to the request of ``scope``."""
+    headers: dict[str, str] = {}
+    retry_after = error.retry_after
+    if retry_after is None and error.retryable and error.status in _RETRY_STATUSES:
+        retry_after = DEFAULT_RETRY_AFTER
+    if retry_after is not None:
+        headers["Retry-After"] = str(max(0, math.ceil(retry_after)))
+    if error.code is ErrorCode.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    content = error.body(request_id_of(scope)).model_dump_json(exclude_none=True)
+    return Response(content, error.status, headers, "application/json")
+
+
+def internal_error(scope: Scope) -> ApiError:
+    """500 that tells nothing but where the log has more."""
+    return ApiError(
+        ErrorCode.INTERNAL,
+        f"the gateway failed on this request; its log has more under request id {request_id_of(scope)}",
+    )
+
+
+def invalid_request(message: str, *fields: FieldError) -> ApiError:
+    """422 for a request that cannot be understood."""
+    return ApiError(ErrorCode.INVALID_REQUEST, message, fields=list(fields))
+
+
+def from_validation(problems: Sequence[Any]) -> ApiError:
+    """422 that names each field, from what pydantic or FastAPI found wrong.
+
+    What was sent is never repeated: it may hold secrets.
+    """
+    fields = [_field_error(problem) for problem in problems[:MAX_FIELDS]]
+    told = "; ".join(f"{item.field}: {item.problem}" if item.field else item.problem for item in fields[:3])
+    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return invalid_request(f"the request was refused: {told}{more}", *fields)
+
+
+def _field_error(problem: Mapping[str, Any]) -> FieldError:
+    if problem["type"] == "json_invalid":
+        where = problem["loc"][-1]
+        return FieldError(field="", problem=f"not valid JSON at character {where}: {problem['ctx']['error']}")
+    names = [str(part) for part in problem["loc"]]
+    if names and names[0] in {"body", "query", "path"}:
+        del names[0]
+    field = ".".join(name for name in names if not _NO_FIELD.fullmatch(name))
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    if not field and problem["type"] == "model_attributes_type":
+        text = "must be a JSON object, sent with Content-Type: application/json"
+    named = _NAMED.fullmatch(text)
+    if named and (not field or named[1].startswith(field)):
+        field, text = named[1], named[2]
+    return FieldError(field=field[:MAX_TEXT], problem=text[:MAX_TEXT])

@@ -1,0 +1,168 @@
+"""The gateway's ASGI application: routes, their refusals, and the layers around them."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, compile_path
+from starlette.types import ASGIApp
+
+from gateway import openapi
+from gateway.answers import error_response, from_validation, internal_error, invalid_request
+from gateway.auth import ACCESS, Gate
+from gateway.errors import ApiError
+from gateway.middleware import BodyLimit, Drain, Overload, RawPaths, Requests, Stopping
+from gateway.proxy import CallerGoneError
+from gateway.routes import capacity, exec, files, nodes, sandboxes, system, tokens
+from gateway.routes.context import Edge
+from gateway.services.assembly import Services
+from gateway.upstream import Upstream
+from gateway.version import installed_version
+from gateway.wire.errors import ErrorCode, FieldError
+
+MAX_REQUESTS: Final = 2000
+MAX_CREATES: Final = 256
+STOP_GRACE: Final = 2.0
+CLIENT_GONE: Final = 499  # nobody reads it; it is what the access log shows
+
+_ROUTERS: Final = (system, sandboxes, exec, nodes, capacity, tokens)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What a server serves.
+
+    ``asgi`` is the application with all its layers; ``stopping.stop()`` ends what is in flight, to be called before
+    the server waits for its connections.
+    """
+
+    asgi: ASGIApp
+    app: FastAPI
+    stopping: Stopping
+
+
+def build_app(
+    services: Services,
+    upstream: Upstream,
+    *,
+    max_requests: int = MAX_REQUESTS,
+    max_creates: int = MAX_CREATES,
+    stop_grace: float = STOP_GRACE,
+) -> Gateway:
+    """The application over services that somebody else has started."""
+    app = routes_only()
+    edge = Edge(services, upstream, installed_version())
+    app.state.edge = edge
+    gate: ASGIApp = Gate(app, services.tokens)
+    stopping = Stopping(Overload(gate, requests=max_requests, creates=max_creates), stop_grace)
+    return Gateway(RawPaths(Drain(Requests(BodyLimit(stopping)))), app, stopping)
+
+
+def routes_only() -> FastAPI:
+    """The routes without services, for the contract's document."""
+    app = FastAPI(
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={
+            ApiError: _api_error,
+            RequestValidationError: _validation_error,
+            HTTPException: _http_error,
+            CallerGoneError: _caller_gone,
+            Exception: _unhandled,
+        },
+    )
+    for module in _ROUTERS:
+        # The routes themselves, not the router: FastAPI would match every included router's routes twice a request.
+        app.router.routes.extend(module.router.routes)
+    app.router.routes.extend(_raw_routes())
+    _check_table(app)
+    cached: dict[str, Any] = {}
+
+    def document() -> dict[str, Any]:
+        if not cached:
+            cached.update(openapi.document(app))
+        return cached
+
+    app.openapi = document  # type: ignore[method-assign]
+    return app
+
+
+def _raw_routes() -> list[Route]:
+    """Streams, which FastAPI would only stand in the way of."""
+    made = [
+        Route("/v1/sandboxes/{sandbox_id}/files", files.Files(), methods=["GET", "PUT"]),
+        Route("/v1/exec/{session_id}/stream", exec.ExecStream(), methods=["GET"]),
+    ]
+    for route in made:
+        # Starlette adds HEAD to every GET, and a HEAD must not start a stream.
+        route.methods = (route.methods or set()) - {"HEAD"}
+    return made
+
+
+def route_table(app: FastAPI) -> set[tuple[str, str]]:
+    """Method and path of every route of ``app``, raw ones included."""
+    return {
+        (method, route.path)
+        for route in app.router.routes
+        if isinstance(route, Route | APIRoute)
+        for method in route.methods or ()
+    }
+
+
+def _check_table(app: FastAPI) -> None:
+    """A route without a row in the table of access, or a row without a route, stops the start."""
+    difference = route_table(app) ^ set(ACCESS)
+    if difference:
+        raise RuntimeError(f"routes and gateway.auth.ACCESS differ in {sorted(difference)}")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101 - registered for that class
+    return error_response(error, request.scope)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for that class
+    return error_response(from_validation(error.errors()), request.scope)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the frameworks themselves refuse: paths, methods, and bodies that cannot be read."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for that class
+    cause = error.__cause__
+    if isinstance(cause, ApiError):
+        # A layer refused while FastAPI read the body, and FastAPI hid that behind an error of its own.
+        return error_response(cause, request.scope)
+    where = f"{request.method} {request.scope['path'][:300]}"
+    if error.status_code == 404:
+        return error_response(ApiError(ErrorCode.NOT_FOUND, f"no such path: {where}; see /openapi.json"), request.scope)
+    if error.status_code == 405:
+        return _method_not_allowed(request, where)
+    problem = "cannot be read as JSON in UTF-8"
+    refusal = invalid_request(f"the body of {where} {problem}", FieldError(field="", problem=problem))
+    return error_response(refusal, request.scope)
+
+
+def _method_not_allowed(request: Request, where: str) -> Response:
+    path = request.scope["path"]
+    allowed = sorted(method for method, template in ACCESS if compile_path(template)[0].match(path))
+    refusal = ApiError(ErrorCode.METHOD_NOT_ALLOWED, f"{where} is no method of this path; it has {', '.join(allowed)}")
+    response = error_response(refusal, request.scope)
+    response.headers["Allow"] = ", ".join(allowed)
+    return response
+
+
+async def _caller_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _unhandled(request: Request, _error: Exception) -> Response:
+    # `Requests` logs it: Starlette raises it again after this answer.
+    return error_response(internal_error(request.scope), request.scope)

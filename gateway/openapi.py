@@ -1,0 +1,136 @@
+"""The OpenAPI document: what FastAPI makes of its routes, and by hand the raw ones and what holds for all."""
+
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from gateway.auth import ACCESS, Access
+from gateway.wire import API_VERSION, limits
+from gateway.wire.errors import ErrorBody
+from gateway.wire.exec import StreamLine
+from gateway.wire.files import PutFileAnswer
+from gateway.wire.tokens import TOKEN_HEADER
+
+TITLE: Final = "sandbox-fleet gateway"
+DESCRIPTION: Final = """Isolated Linux sandboxes for AI agents on a shared pool of machines.
+
+Every answer other than 2xx is an `ErrorBody`; `retryable` tells whether the same call may succeed later unchanged, and
+`Retry-After` when. Every answer carries `X-Request-Id`: the caller's own, if it sent one. Unknown keys in bodies and
+query strings are refused.
+"""
+
+_SECURITY: Final[dict[Access, list[dict[str, list[str]]]]] = {
+    Access.OPEN: [],
+    Access.CLIENT: [{"bearer": []}, {"token": []}],
+    Access.OPERATOR: [{"bearer": []}, {"token": []}],
+    Access.NODE: [{"bearer": []}],
+    Access.JOIN: [{"bearer": []}],
+}
+_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "token": {"type": "apiKey", "in": "header", "name": TOKEN_HEADER},
+}
+_RAW_MODELS: Final = (ErrorBody, PutFileAnswer, StreamLine)
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+
+def _parameter(name: str, where: str, schema: dict[str, Any], text: str, *, required: bool) -> dict[str, Any]:
+    return {"name": name, "in": where, "required": required, "schema": schema, "description": text}
+
+
+_BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_SANDBOX: Final = _parameter("sandbox_id", "path", {"type": "string"}, "Which sandbox.", required=True)
+_PATH: Final = _parameter(
+    "path",
+    "query",
+    {"type": "string", "minLength": 1, "maxLength": limits.MAX_PATH_BYTES},
+    "Which file: absolute, or relative to the sandbox's working directory.",
+    required=True,
+)
+_ERROR: Final = {"description": "Refused", "content": _ref("ErrorBody")}
+
+RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
+    "/v1/sandboxes/{sandbox_id}/files": {
+        "get": {
+            "tags": ["files"],
+            "operationId": "get_file",
+            "summary": "Read one file whole, as raw bytes; the answer carries its `Content-Length`.",
+            "parameters": [_SANDBOX, _PATH],
+            "responses": {"200": {"description": "The file", "content": _BYTES}, "default": _ERROR},
+        },
+        "put": {
+            "tags": ["files"],
+            "operationId": "put_file",
+            "summary": "Write one file whole; it replaces what was there in one step, parents are made.",
+            "parameters": [_SANDBOX, _PATH],
+            "requestBody": {"required": True, "content": _BYTES},
+            "responses": {"200": {"description": "Written", "content": _ref("PutFileAnswer")}, "default": _ERROR},
+        },
+    },
+    "/v1/exec/{session_id}/stream": {
+        "get": {
+            "tags": ["exec"],
+            "operationId": "stream_exec",
+            "summary": "Follow a session to its end: one `StreamLine` a line, the last one with the session.",
+            "description": "A stream that ends without a final session was cut: read on with `after`.",
+            "parameters": [
+                _parameter("session_id", "path", {"type": "string"}, "Which session.", required=True),
+                _parameter(
+                    "after",
+                    "query",
+                    {"type": "integer", "minimum": 0, "default": 0},
+                    "Begins after this sequence number.",
+                    required=False,
+                ),
+            ],
+            "responses": {
+                "200": {
+                    "description": "The events",
+                    "content": {"application/x-ndjson": {"schema": {"$ref": "#/components/schemas/StreamLine"}}},
+                },
+                "default": _ERROR,
+            },
+        }
+    },
+}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The whole contract of ``app``."""
+    made = get_openapi(
+        title=TITLE, version=API_VERSION.removeprefix("v"), description=DESCRIPTION, routes=app.routes, tags=_tags()
+    )
+    components = made.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for model in _RAW_MODELS:
+        schema = model.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+        for name, nested in schema.pop("$defs", {}).items():
+            schemas.setdefault(name, nested)
+        schemas.setdefault(model.__name__, schema)
+    components["securitySchemes"] = _SCHEMES
+    for path, operations in RAW.items():
+        made["paths"].setdefault(path, {}).update(operations)
+    for (method, path), access in ACCESS.items():
+        operation = made["paths"][path][method.lower()]
+        operation["security"] = _SECURITY[access]
+        operation["x-access"] = access.value
+    made["paths"] = dict(sorted(made["paths"].items()))
+    components["schemas"] = dict(sorted(schemas.items()))
+    return made
+
+
+def _tags() -> list[dict[str, Any]]:
+    names = {
+        "system": "Alive, able to serve, and the contract.",
+        "sandboxes": "Isolated environments.",
+        "exec": "Processes in them.",
+        "files": "Files in them.",
+        "nodes": "The machines that they run on.",
+        "capacity": "What waits for room, and what could be had.",
+        "tokens": "Who may call.",
+    }
+    return [{"name": name, "description": text} for name, text in names.items()]

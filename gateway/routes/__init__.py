@@ -1,0 +1,1 @@
+"""One module per kind of thing: read the request, call one service or one node, answer."""

@@ -1,0 +1,172 @@
+"""Exec sessions: start, get, events by long-poll and as a stream, input and signals.
+
+The route to a session is in its id.  Answers of nodes are passed on as they came.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated
+from uuid import uuid4
+
+from fastapi import Query, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import ApiError
+from gateway.proxy import download, while_connected
+from gateway.routes.context import (
+    Context,
+    Edge,
+    SandboxPath,
+    SessionName,
+    SessionPath,
+    edge_in,
+    new_router,
+    read_session_id,
+)
+from gateway.routes.queries import EventsQuery, StreamQuery, WaitQuery, read_query
+from gateway.services.ports import Route
+from gateway.upstream import ANSWER_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
+from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
+from gateway.wire.exec import ExecEnvelope, ExecEvents, ExecRequest, SignalRequest, StdinRequest
+from gateway.wire.nodes import ExecOrder
+
+router = new_router("exec")
+
+JSON = "application/json"
+
+
+@router.post("/v1/sandboxes/{sandbox_id}/exec", status_code=201, response_model=ExecEvents)
+async def start_exec(
+    sandbox_id: SandboxPath,
+    body: ExecRequest,
+    query: Annotated[WaitQuery, Query()],
+    request: Request,
+    edge: Context,
+) -> Response:
+    """Start a process in a running sandbox; a paused one is resumed first.
+
+    With `wait_seconds` the answer carries the events so far, so that a quick command costs one round trip.  Not
+    idempotent: when the outcome is not known the error says so and is not retryable.
+    """
+    route = await edge.services.sandboxes.route(sandbox_id)
+    wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
+    session_id = f"exec-{uuid4().hex}.{route.generation}.{sandbox_id}"
+    order = ExecOrder(session_id=session_id, generation=route.generation, exec=body)
+    call = NodeCall(
+        "POST",
+        f"/v1/sandboxes/{segment(sandbox_id)}/exec",
+        {"wait_seconds": wait},
+        order.model_dump_json().encode(),
+        forwarded(request.scope),
+        timeout=wait + ANSWER_TIMEOUT,
+        again=False,
+    )
+    content = await while_connected(request.receive, _started(edge, route, call, session_id))
+    return Response(content, 201, media_type=JSON)
+
+
+async def _started(edge: Edge, route: Route, call: NodeCall, session_id: str) -> bytes:
+    """The node's answer to a start; where none came, the node is asked once whether the session is there."""
+    try:
+        return await edge.upstream.bytes(route.node, call)
+    except ApiError as error:
+        if error.retryable or error.code not in {ErrorCode.NODE_UNREACHABLE, ErrorCode.TIMEOUT}:
+            raise
+        look = NodeCall("GET", f"/v1/exec/{segment(session_id)}/events", headers=call.headers)
+        try:
+            return await edge.upstream.bytes(route.node, look)
+        except ApiError:
+            # "Not there" proves nothing: the order may still be on its way in.  The first error tells the truth.
+            raise error from None
+
+
+@router.get("/v1/exec/{session_id}", response_model=ExecEnvelope)
+async def get_exec(session: SessionPath, request: Request, edge: Context) -> Response:
+    """Get a session; it can be read for a while after its end."""
+    return await _ask(edge, request, session, "")
+
+
+@router.get("/v1/exec/{session_id}/events", response_model=ExecEvents)
+async def exec_events(
+    session: SessionPath, query: Annotated[EventsQuery, Query()], request: Request, edge: Context
+) -> Response:
+    """Read events, in order and without gaps; waits while there are none and the session runs."""
+    wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
+    limit = min(query.limit, limits.MAX_EVENTS_PER_READ)
+    return await _ask(
+        edge, request, session, "/events", {"after": query.after, "limit": limit, "wait_seconds": wait}, wait
+    )
+
+
+@router.post("/v1/exec/{session_id}/stdin", response_model=ExecEnvelope)
+async def write_stdin(session: SessionPath, body: StdinRequest, request: Request, edge: Context) -> Response:
+    """Write input.  After the end of the process it is thrown away, and that is no error."""
+    return await _order(edge, request, session, "/stdin", body.model_dump_json(exclude_none=True).encode())
+
+
+@router.post("/v1/exec/{session_id}/close-stdin", response_model=ExecEnvelope)
+async def close_stdin(session: SessionPath, request: Request, edge: Context) -> Response:
+    """End the input.  Idempotent."""
+    return await _order(edge, request, session, "/close-stdin", None)
+
+
+@router.post("/v1/exec/{session_id}/signal", response_model=ExecEnvelope)
+async def signal_exec(session: SessionPath, body: SignalRequest, request: Request, edge: Context) -> Response:
+    """Send a signal to the process group of a session.  After its end it does nothing."""
+    return await _order(edge, request, session, "/signal", body.model_dump_json().encode())
+
+
+async def _ask(
+    edge: Edge,
+    request: Request,
+    session: SessionName,
+    what: str,
+    query: Mapping[str, str | int | float] | None = None,
+    wait: float = 0.0,
+) -> Response:
+    """Reads from a session; its sandbox may have ended, and a paused one stays paused."""
+    route = await edge.services.sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
+    path = f"/v1/exec/{segment(session.session_id)}{what}"
+    call = NodeCall("GET", path, query, headers=forwarded(request.scope), timeout=wait + ANSWER_TIMEOUT)
+    content = await while_connected(request.receive, edge.upstream.bytes(route.node, call))
+    return Response(content, media_type=JSON)
+
+
+async def _order(edge: Edge, request: Request, session: SessionName, what: str, body: bytes | None) -> Response:
+    """Changes a session: input twice or a signal twice is not the same as once, so nothing is sent again."""
+    route = await _live_route(edge, session)
+    path = f"/v1/exec/{segment(session.session_id)}{what}"
+    call = NodeCall("POST", path, body=body, headers=forwarded(request.scope), again=what == "/close-stdin")
+    return Response(await edge.upstream.bytes(route.node, call), media_type=JSON)
+
+
+async def _live_route(edge: Edge, session: SessionName) -> Route:
+    """The route to a session that is to act: a paused sandbox is resumed, one that ended still has its sessions."""
+    sandboxes = edge.services.sandboxes
+    try:
+        return await sandboxes.route(session.sandbox_id, generation=session.generation)
+    except ApiError as error:
+        if error.code is not ErrorCode.SANDBOX_NOT_RUNNING:
+            raise
+    return await sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
+
+
+class ExecStream:
+    """``GET /v1/exec/{session_id}/stream``: the events as NDJSON until the end, as a raw route."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        edge = edge_in(scope)
+        session = read_session_id(scope["path_params"]["session_id"])
+        query = read_query(scope, StreamQuery)
+        sandboxes = edge.services.sandboxes
+        route = await sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
+        path = f"/v1/exec/{segment(session.session_id)}/stream"
+        call = NodeCall("GET", path, {"after": query.after}, headers=forwarded(scope), timeout=IDLE_TIMEOUT)
+        await download(
+            edge.upstream,
+            route.node,
+            call,
+            receive,
+            send,
+            on_chunk=lambda: sandboxes.touch(session.sandbox_id),
+        )

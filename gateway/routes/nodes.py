@@ -1,0 +1,55 @@
+"""Nodes: join tokens, registration, heartbeats, list, drain and removal."""
+
+from fastapi import Request
+
+from gateway.auth import JOIN_TOKEN
+from gateway.routes.context import Context, NodePath, new_router
+from gateway.wire.nodes import (
+    DrainRequest,
+    Heartbeat,
+    HeartbeatAnswer,
+    JoinToken,
+    JoinTokenRequest,
+    NodeEnvelope,
+    NodeList,
+    RegisterAnswer,
+    RegisterRequest,
+)
+
+router = new_router("nodes")
+
+
+@router.post("/v1/nodes/join-tokens", status_code=201)
+async def make_join_token(body: JoinTokenRequest, edge: Context) -> JoinToken:
+    """Make a token with which one instance may register once."""
+    return await edge.services.nodes.make_join_token(body)
+
+
+@router.post("/v1/nodes/register", status_code=201)
+async def register_node(body: RegisterRequest, request: Request, edge: Context) -> RegisterAnswer:
+    """Introduce a node; the join token is used up, and both credentials are told once."""
+    return await edge.services.nodes.register(request.scope["state"][JOIN_TOKEN], body)
+
+
+@router.post("/v1/nodes/{node_id}/heartbeat")
+async def heartbeat(node_id: NodePath, body: Heartbeat, edge: Context) -> HeartbeatAnswer:
+    """Tell the complete truth of one node; the answer says what it shall remove."""
+    return await edge.services.nodes.heartbeat(node_id, body)
+
+
+@router.get("/v1/nodes")
+async def list_nodes(edge: Context) -> NodeList:
+    """List all nodes that are not gone."""
+    return await edge.services.nodes.all()
+
+
+@router.post("/v1/nodes/{node_id}/drain")
+async def drain_node(node_id: NodePath, edge: Context, body: DrainRequest | None = None) -> NodeEnvelope:
+    """Close a node for new sandboxes, or open it again; what runs there goes on."""
+    return await edge.services.nodes.drain(node_id, (body or DrainRequest()).draining)
+
+
+@router.delete("/v1/nodes/{node_id}")
+async def remove_node(node_id: NodePath, edge: Context) -> NodeEnvelope:
+    """Forget a node that holds nothing."""
+    return await edge.services.nodes.remove(node_id)

@@ -1,0 +1,117 @@
+"""Query strings as models: unknown keys and wrong values are refused here as in bodies."""
+
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import parse_qs
+
+from pydantic import ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from starlette.types import Scope
+
+from gateway.answers import from_validation, invalid_request
+from gateway.wire import limits
+from gateway.wire.base import Request
+from gateway.wire.errors import FieldError
+from gateway.wire.states import SandboxState
+
+MAX_QUERY_FIELDS = 2 * limits.MAX_LABELS
+MAX_INTEGER = 2**53  # what JSON numbers hold exactly everywhere
+
+Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Query(Request):
+    """A query string; its values come as text."""
+
+    model_config = ConfigDict(strict=False)
+
+
+class ListQuery(Query):
+    """Which page of which sandboxes."""
+
+    label: list[str] = Field(default=[], max_length=limits.MAX_LABELS)
+    """``key=value``; repeated, a sandbox must carry them all."""
+    state: SandboxState | None = None
+    limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
+    cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
+
+    @field_validator("label")
+    @classmethod
+    def _pairs(cls, value: list[str]) -> list[str]:
+        for text in value:
+            if not text.partition("=")[1] or text.startswith("="):
+                raise ValueError("label: must have the form key=value")
+        return value
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels to match."""
+        return dict(text.split("=", 1) for text in self.label)
+
+
+class WaitQuery(Query):
+    """How long to wait for the end of a quick command."""
+
+    wait_seconds: Wait = 0.0
+    """Seconds, cut to `limits.MAX_LONG_POLL`; 0 answers as soon as the process runs."""
+
+
+class EventsQuery(Query):
+    """Which events of a session, and how long to wait while there are none."""
+
+    after: Count = 0
+    """Events with a greater sequence number."""
+    limit: int = Field(default=limits.MAX_EVENTS_PER_READ, ge=1)
+    """Cut to `limits.MAX_EVENTS_PER_READ`."""
+    wait_seconds: Wait = 0.0
+    """Seconds, cut to `limits.MAX_LONG_POLL`."""
+
+
+class StreamQuery(Query):
+    """Where the stream of a session begins."""
+
+    after: Count = 0
+
+
+class LogQuery(Query):
+    """Which piece of which output."""
+
+    stream: Literal["stdout", "stderr"] = "stdout"
+    offset: Count = 0
+    limit: int = Field(default=limits.MAX_LOG_CHUNK, ge=1, le=limits.MAX_LOG_CHUNK)
+
+
+class FileQuery(Query):
+    """Which file."""
+
+    path: str = Field(min_length=1)
+    """Absolute, or relative to the sandbox's working directory."""
+
+    @field_validator("path")
+    @classmethod
+    def _fits_linux(cls, value: str) -> str:
+        if len(value.encode()) > limits.MAX_PATH_BYTES:
+            raise ValueError(f"path: may have {limits.MAX_PATH_BYTES} bytes at most")
+        return value
+
+
+Model = TypeVar("Model", bound=Query)
+
+
+def read_query(scope: Scope, model: type[Model]) -> Model:
+    """The query string of a raw request.
+
+    Raises:
+        ApiError: ``INVALID_REQUEST`` that names each field.
+    """
+    try:
+        text = scope["query_string"].decode("ascii")
+        # Strict: a name that is not UTF-8 must not quietly become another name.
+        values = parse_qs(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError as error:
+        problem = "must be percent-encoded UTF-8" if isinstance(error, UnicodeError) else str(error)
+        raise invalid_request(f"the query string {problem}", FieldError(field="", problem=problem)) from error
+    single = {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+    try:
+        return model.model_validate(single)
+    except ValidationError as error:
+        raise from_validation(error.errors()) from None

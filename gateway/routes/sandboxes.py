@@ -1,0 +1,102 @@
+"""Sandboxes: create, find, list, delete, pause, resume, restart; their output and their use of resources."""
+
+from typing import Annotated
+
+from fastapi import Query, Request, Response
+
+from gateway.proxy import while_connected
+from gateway.routes.context import Context, Edge, SandboxPath, new_router
+from gateway.routes.queries import ListQuery, LogQuery
+from gateway.upstream import NodeCall, forwarded, segment
+from gateway.wire.sandboxes import (
+    DeleteAnswer,
+    LogChunk,
+    SandboxEnvelope,
+    SandboxList,
+    SandboxSpec,
+    Usage,
+)
+from gateway.wire.states import SandboxState
+
+router = new_router("sandboxes")
+
+
+@router.post("/v1/sandboxes", status_code=201, responses={200: {"model": SandboxEnvelope, "description": "Was there"}})
+async def create_sandbox(spec: SandboxSpec, response: Response, edge: Context) -> SandboxEnvelope:
+    """Create a sandbox; answers when it runs.
+
+    Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
+    takes long goes on behind its retryable answer.
+    """
+    envelope = await edge.services.sandboxes.create(spec)
+    if envelope.recovered:
+        response.status_code = 200
+    return envelope
+
+
+@router.get("/v1/sandboxes")
+async def list_sandboxes(query: Annotated[ListQuery, Query()], edge: Context) -> SandboxList:
+    """List sandboxes, oldest first, page by page.  Deleted ones only where `state` asks for them."""
+    return await edge.services.sandboxes.page(
+        labels=query.labels or None, state=query.state, limit=query.limit, cursor=query.cursor
+    )
+
+
+@router.get("/v1/sandboxes/{sandbox_id}")
+async def get_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
+    """Get one sandbox; one that was deleted within the last day is still told, with its reason."""
+    return SandboxEnvelope(sandbox=await edge.services.sandboxes.get(sandbox_id))
+
+
+@router.delete(
+    "/v1/sandboxes/{sandbox_id}",
+    responses={202: {"model": DeleteAnswer, "description": "The node has yet to confirm"}},
+)
+async def delete_sandbox(sandbox_id: SandboxPath, response: Response, edge: Context) -> DeleteAnswer:
+    """Delete a sandbox, in every state.  An id that is not there is fine too."""
+    record = await edge.services.sandboxes.delete(sandbox_id)
+    if record is not None and record.state is SandboxState.DELETING:
+        response.status_code = 202
+    return DeleteAnswer(deleted=record if record is not None else False)
+
+
+@router.post("/v1/sandboxes/{sandbox_id}/pause")
+async def pause_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
+    """Freeze all processes of a sandbox.  Idempotent."""
+    return SandboxEnvelope(sandbox=await edge.services.sandboxes.pause(sandbox_id))
+
+
+@router.post("/v1/sandboxes/{sandbox_id}/resume")
+async def resume_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
+    """Let a paused sandbox go on.  Idempotent; an exec or a file does it by itself."""
+    return SandboxEnvelope(sandbox=await edge.services.sandboxes.resume(sandbox_id))
+
+
+@router.post("/v1/sandboxes/{sandbox_id}/restart")
+async def restart_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
+    """Start a new generation of a sandbox with the same workspace."""
+    return SandboxEnvelope(sandbox=await edge.services.sandboxes.restart(sandbox_id))
+
+
+@router.get("/v1/sandboxes/{sandbox_id}/logs", response_model=LogChunk)
+async def sandbox_logs(
+    sandbox_id: SandboxPath, query: Annotated[LogQuery, Query()], request: Request, edge: Context
+) -> Response:
+    """Read a piece of the first process's output, while it runs and after."""
+    return await _from_node(edge, request, sandbox_id, "logs", query.model_dump())
+
+
+@router.get("/v1/sandboxes/{sandbox_id}/usage", response_model=Usage)
+async def sandbox_usage(sandbox_id: SandboxPath, request: Request, edge: Context) -> Response:
+    """What the sandbox uses now.  A paused one stays paused."""
+    return await _from_node(edge, request, sandbox_id, "usage", {})
+
+
+async def _from_node(
+    edge: Edge, request: Request, sandbox_id: str, what: str, query: dict[str, str | int | float]
+) -> Response:
+    route = await edge.services.sandboxes.route(sandbox_id, running=False)
+    path = f"/v1/sandboxes/{segment(sandbox_id)}/{what}"
+    call = NodeCall("GET", path, {**query, "generation": route.generation}, headers=forwarded(request.scope))
+    content = await while_connected(request.receive, edge.upstream.bytes(route.node, call))
+    return Response(content, media_type="application/json")
