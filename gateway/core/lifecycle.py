@@ -4,7 +4,7 @@ Every function takes the sandbox as it is and gives the sandbox as it will be; e
 `gateway.wire.states.SANDBOX_TRANSITIONS`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
@@ -18,6 +18,8 @@ from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, SandboxState, next_state
 
 S = SandboxState
+Decide = Callable[[Sandbox], Sandbox | None]
+"""What becomes of a sandbox; ``None`` leaves it as it is."""
 
 UNSETTLED: Final = frozenset({S.PENDING, S.CREATING, S.RESTORING, S.DELETING})
 """States that somebody in the gateway has to move on."""

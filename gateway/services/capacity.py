@@ -1,15 +1,46 @@
 """What waits for room, and what could be had."""
 
-from gateway.wire.capacity import Ceilings, Demand
+from gateway.core.model import Sandbox
+from gateway.services.dispatcher import Dispatcher
+from gateway.services.ports import Clock
+from gateway.store import ceilings, sandboxes
+from gateway.store.db import Database
+from gateway.wire.capacity import Ceilings, Demand, WaitingSandbox
+from gateway.wire.resources import Shape
+from gateway.wire.states import SandboxState
 
 
 class CapacityService:
     """Demand and ceilings, for the autoscaler."""
 
+    def __init__(self, db: Database, clock: Clock, dispatcher: Dispatcher) -> None:
+        self._db = db
+        self._clock = clock
+        self._dispatcher = dispatcher
+
     async def demand(self) -> Demand:
         """What waits now, oldest first."""
-        raise AssertionError
+        waiting = await self._db.read(lambda session: sandboxes.in_states(session, [SandboxState.PENDING]))
+        oldest = (self._clock.now() - waiting[0].created_at).total_seconds() if waiting else None
+        return Demand(
+            waiting=[_waiting(sandbox) for sandbox in waiting],
+            pending_count=len(waiting),
+            pending_resources=sum((sandbox.spec.shape for sandbox in waiting), start=Shape()),
+            oldest_pending_seconds=None if oldest is None else max(0.0, oldest),
+        )
 
-    async def set_ceilings(self, ceilings: Ceilings) -> None:
+    async def set_ceilings(self, told: Ceilings) -> None:
         """Replaces what the autoscaler said before; waiting sandboxes are judged again."""
-        raise AssertionError
+        if await self._db.read(ceilings.told) != sorted(told.pools, key=lambda pool: pool.pool):
+            await self._db.write(lambda session: ceilings.replace_all(session, told.pools))
+            self._dispatcher.wake()
+
+
+def _waiting(sandbox: Sandbox) -> WaitingSandbox:
+    return WaitingSandbox(
+        sandbox_id=sandbox.id,
+        shape=sandbox.spec.shape,
+        runtime=sandbox.spec.chosen_runtime,
+        isolation=sandbox.spec.isolation,
+        since=sandbox.created_at,
+    )

@@ -2,11 +2,15 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
 from gateway.wire.nodes import CreateOrder, InventoryItem
+
+NewId = Callable[[], str]
+"""Makes a name that nobody else has."""
 
 
 class Clock(Protocol):

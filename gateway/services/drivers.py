@@ -1,0 +1,175 @@
+"""One task for each sandbox that is being brought up or taken away on a node.
+
+A task knows nothing that the row does not: it carries out the row's present operation, and what it changes is written
+only while that operation is still the row's.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core import lifecycle
+from gateway.core.lifecycle import Outcome
+from gateway.core.model import Sandbox
+from gateway.errors import ApiError
+from gateway.services.background import Background
+from gateway.services.directory import Directory
+from gateway.services.dispatcher import Dispatcher
+from gateway.services.ledger import Ledger
+from gateway.services.ports import Clock, NewId, NodeAddress, NodeGateway
+from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import CreateOrder, InventoryItem
+from gateway.wire.states import SandboxState
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF: Final = 0.1
+LAST_BACKOFF: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Rim:
+    """What the drivers work with."""
+
+    ledger: Ledger
+    orders: NodeGateway
+    directory: Directory
+    dispatcher: Dispatcher
+    background: Background
+    clock: Clock
+    new_id: NewId
+
+
+@dataclass(frozen=True)
+class _Running:
+    operation: tuple[str, SandboxState]
+    task: asyncio.Task[None]
+
+
+class Drivers:
+    """Starts, replaces and ends the tasks as sandboxes change."""
+
+    def __init__(self, rim: Rim) -> None:
+        self._rim = rim
+        self._running: dict[str, _Running] = {}
+
+    def on_change(self, sandbox: Sandbox) -> None:
+        """Reacts to a change of a sandbox."""
+        running = self._running.get(sandbox.id)
+        operation = (sandbox.operation_id, sandbox.state)
+        if running is not None:
+            if running.operation == operation:
+                return
+            running.task.cancel()
+            del self._running[sandbox.id]
+        if sandbox.state is SandboxState.CREATING:
+            work = self._bring_up(sandbox)
+        elif sandbox.state is SandboxState.DELETING:
+            work = self._take_away(sandbox)
+        else:
+            return
+        task = self._rim.background.start(work, f"driver-{sandbox.id}-{sandbox.state}")
+        self._running[sandbox.id] = entry = _Running(operation, task)
+        task.add_done_callback(lambda _: self._forget(sandbox.id, entry))
+
+    def _forget(self, sandbox_id: str, entry: _Running) -> None:
+        if self._running.get(sandbox_id) is entry:
+            del self._running[sandbox_id]
+
+    async def _bring_up(self, sandbox: Sandbox) -> None:
+        for delay in _backoff():
+            address = await self._address(sandbox)
+            if address is not None and await self._order(sandbox, address):
+                return
+            await self._rim.clock.sleep(delay)
+
+    async def _order(self, sandbox: Sandbox, address: NodeAddress) -> bool:
+        """Gives the create order once; whether that settled the operation."""
+        try:
+            item = await self._rim.orders.create(address, order_of(sandbox))
+            return await self._told(sandbox, item)
+        except ApiError as error:
+            return await self._refused(sandbox, address, error)
+        except Exception:  # whatever broke on this side says nothing about the node's: ask again
+            log.exception("order to create %s on node %s broke; it is given again", sandbox.id, address.node_id)
+            return False
+
+    async def _told(self, sandbox: Sandbox, item: InventoryItem) -> bool:
+        if (item.generation, item.operation_id) != (sandbox.generation, sandbox.operation_id):
+            log.warning(
+                "node %s answered for generation %s of %s, not %s",
+                sandbox.node_id, item.generation, sandbox.id, sandbox.generation,
+            )  # fmt: skip
+            return False
+        now = self._rim.clock.now()
+        if lifecycle.settled(sandbox, item, now) is None:
+            return False
+        await self._change(sandbox, lambda row: lifecycle.settled(row, item, now))
+        return True
+
+    async def _refused(self, sandbox: Sandbox, address: NodeAddress, error: ApiError) -> bool:
+        now = self._rim.clock.now()
+        outcome = lifecycle.outcome_of(error.code)
+        log.info("node %s on create of %s: %s (%s)", address.node_id, sandbox.id, error.message, outcome.value)
+        if outcome is Outcome.UNKNOWN:
+            return False
+        if outcome is Outcome.FINAL or sandbox.ever_ran:
+            # A restart can go nowhere else: the workspace is here.
+            await self._change(sandbox, lambda row: lifecycle.failed(row, error.code, error.message, now))
+        else:
+            self._rim.dispatcher.avoid(sandbox.id, address.node_id)
+            operation_id = self._rim.new_id()
+            await self._change(sandbox, lambda row: lifecycle.requeued(row, operation_id, now))
+        return True
+
+    async def _take_away(self, sandbox: Sandbox) -> None:
+        for delay in _backoff():
+            address = await self._address(sandbox)
+            if address is None or await self._removed(sandbox, address):
+                await self._change(sandbox, lambda row: lifecycle.deleted(row, self._rim.clock.now()))
+                return
+            await self._rim.clock.sleep(delay)
+
+    async def _removed(self, sandbox: Sandbox, address: NodeAddress) -> bool:
+        """Gives the delete order once; whether nothing of this generation is there any more."""
+        try:
+            await self._rim.orders.delete(address, sandbox.id, sandbox.generation)
+        except ApiError as error:
+            if error.code in {ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND}:
+                return True  # a newer generation is there, and no older one can be beside it; or there is nothing
+            log.info("node %s on delete of %s: %s; it is asked again", address.node_id, sandbox.id, error.message)
+            return False
+        except Exception:  # whatever broke on this side says nothing about the node's: ask again
+            log.exception("order to delete %s on node %s broke; it is given again", sandbox.id, address.node_id)
+            return False
+        return True
+
+    async def _address(self, sandbox: Sandbox) -> NodeAddress | None:
+        """Where the sandbox's node is reached; ``None`` once that node is gone."""
+        return None if sandbox.node_id is None else await self._rim.directory.address(sandbox.node_id)
+
+    async def _change(self, sandbox: Sandbox, decide: lifecycle.Decide) -> None:
+        def fenced(row: Sandbox) -> Sandbox | None:
+            current = (row.operation_id, row.state) == (sandbox.operation_id, sandbox.state)
+            return decide(row) if current else None
+
+        await self._rim.ledger.change(sandbox.id, fenced)
+
+
+def order_of(sandbox: Sandbox) -> CreateOrder:
+    """The order that carries out the sandbox's present operation."""
+    return CreateOrder(
+        generation=sandbox.generation,
+        operation_id=sandbox.operation_id,
+        spec=sandbox.spec,
+        runtime=sandbox.runtime or "runsc",
+    )
+
+
+def _backoff() -> Iterator[float]:
+    delay = FIRST_BACKOFF
+    while True:
+        yield delay
+        delay = min(LAST_BACKOFF, delay * 2)

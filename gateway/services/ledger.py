@@ -1,0 +1,109 @@
+"""The only way to change a sandbox: write it, then tell everybody who reacts to changes.
+
+Reactions follow from the new state alone.  So a gateway that starts tells itself all rows once, and everything that
+its predecessor left undone goes on.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sqlmodel import Session
+
+from gateway.core.model import Sandbox
+from gateway.services.background import Background, wait_for_event
+from gateway.services.ports import Clock
+from gateway.store import sandboxes
+from gateway.store.db import Database
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Written(Generic[T]):
+    """What a transaction answers, and the sandboxes that it changed, as they now are."""
+
+    answer: T
+    changed: tuple[Sandbox, ...] = ()
+
+
+class Watch:
+    """Somebody waits for changes of one sandbox."""
+
+    def __init__(self) -> None:
+        self.latest: Sandbox | None = None
+        self._event = asyncio.Event()
+
+    def tell(self, sandbox: Sandbox) -> None:
+        """Takes in a change."""
+        self.latest = sandbox
+        self._event.set()
+
+    async def change(self, clock: Clock, until: float) -> bool:
+        """Whether a change came (or had come since the last call) before the monotonic time ``until``."""
+        came = await wait_for_event(self._event, clock, until)
+        self._event.clear()
+        return came
+
+
+class Ledger:
+    """Transactions over sandboxes, each followed by the reactions to what it changed."""
+
+    def __init__(self, db: Database, background: Background) -> None:
+        self.db = db
+        self._background = background
+        self._watches: dict[str, set[Watch]] = {}
+        self._listeners: list[Callable[[Sandbox], None]] = []
+
+    def listen(self, listener: Callable[[Sandbox], None]) -> None:
+        """Calls ``listener`` with every sandbox that changed; it must not wait."""
+        self._listeners.append(listener)
+
+    @contextmanager
+    def watch(self, sandbox_id: str) -> Iterator[Watch]:
+        """A watch on one sandbox.  Open it before the write whose consequences are waited for."""
+        watch = Watch()
+        self._watches.setdefault(sandbox_id, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            watches = self._watches[sandbox_id]
+            watches.discard(watch)
+            if not watches:
+                del self._watches[sandbox_id]
+
+    def is_watched(self, sandbox_id: str) -> bool:
+        """Whether a caller waits for it now."""
+        return sandbox_id in self._watches
+
+    async def commit(self, fn: Callable[[Session], Written[T]]) -> T:
+        """Runs ``fn`` in a write transaction and publishes what it changed, also when the caller goes away meanwhile.
+
+        Raises:
+            ApiError: as `Database.write`, and whatever ``fn`` raises; then nothing was written.
+        """
+        return await self._background.finish(self._commit(fn), "ledger-commit")
+
+    async def change(self, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
+        """Writes what ``decide`` makes of the present row; ``None`` when there is none or it decides for nothing."""
+
+        def fn(session: Session) -> Written[Sandbox | None]:
+            after = sandboxes.change(session, sandbox_id, decide)
+            return Written(after, () if after is None else (after,))
+
+        return await self.commit(fn)
+
+    def publish(self, sandbox: Sandbox) -> None:
+        """Tells of a change that was committed."""
+        for watch in self._watches.get(sandbox.id, ()):
+            watch.tell(sandbox)
+        for listener in self._listeners:
+            listener(sandbox)
+
+    async def _commit(self, fn: Callable[[Session], Written[T]]) -> T:
+        written = await self.db.write(fn)
+        for sandbox in written.changed:
+            self.publish(sandbox)
+        return written.answer

@@ -1,0 +1,95 @@
+"""Domain values as the wire tells them, and the cursor of a page."""
+
+import base64
+import binascii
+import json
+from datetime import datetime
+
+from gateway.core.model import NodeLoad, Sandbox, Token
+from gateway.errors import ApiError
+from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import NodeRecord
+from gateway.wire.sandboxes import SandboxRecord
+from gateway.wire.tokens import Scope, TokenRecord
+
+
+def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
+    """The sandbox as clients see it."""
+    return SandboxRecord(
+        id=sandbox.id,
+        generation=sandbox.generation,
+        image=sandbox.spec.image,
+        image_digest=sandbox.image_digest,
+        labels=sandbox.spec.labels,
+        spec=sandbox.spec,
+        spec_hash=sandbox.spec_hash,
+        state=sandbox.state,
+        reason=sandbox.reason,
+        detail=sandbox.detail,
+        exit_code=sandbox.exit_code,
+        runtime=sandbox.runtime,
+        isolation=sandbox.isolation,
+        node_id=sandbox.node_id,
+        operation_id=sandbox.operation_id,
+        created_at=sandbox.created_at,
+        updated_at=sandbox.updated_at,
+        started_at=sandbox.started_at,
+        ended_at=sandbox.ended_at,
+        expires_at=sandbox.expires_at,
+    )
+
+
+def node_record(load: NodeLoad) -> NodeRecord:
+    """The node as operators see it."""
+    node = load.node
+    return NodeRecord(
+        id=node.id,
+        instance=node.instance,
+        pool=node.pool,
+        state=node.state,
+        node_url=node.node_url,
+        agent_version=node.agent_version,
+        total=node.total,
+        reserved=load.reserved,
+        runtimes=list(node.runtimes),
+        pressure=node.pressure,
+        sandboxes=load.sandboxes,
+        registered_at=node.registered_at,
+        heartbeat_at=node.heartbeat_at,
+        idle_since=load.idle_since,
+    )
+
+
+def token_record(token: Token) -> TokenRecord:
+    """The token without its secret."""
+    return TokenRecord(
+        id=token.id,
+        name=token.name,
+        scope=Scope(token.scope),
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        revoked_at=token.revoked_at,
+    )
+
+
+def cursor_after(sandbox: Sandbox) -> str:
+    """Where a page that ends with this sandbox goes on."""
+    return base64.urlsafe_b64encode(json.dumps([sandbox.created_at.isoformat(), sandbox.id]).encode()).decode()
+
+
+def read_cursor(cursor: str) -> tuple[datetime, str]:
+    """Creation time and id after which the next page begins.
+
+    Raises:
+        ApiError: ``INVALID_REQUEST`` when it is not one of ours.
+    """
+    try:
+        moment, sandbox_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
+        after = datetime.fromisoformat(moment)
+        if after.tzinfo is None or not isinstance(sandbox_id, str):
+            raise ValueError("not a cursor")
+    except (ValueError, TypeError, binascii.Error, RecursionError) as error:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "cursor: pass the next_cursor of the page before, unchanged"
+        ) from error
+    return after, sandbox_id
