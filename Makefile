@@ -1,7 +1,7 @@
 # Every target does its own set-up; the second time that takes a moment.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up demo doctor test unit check format bench soak setup python engines tools clean
+.PHONY: help up demo doctor test unit check format docs bench soak setup python engines tools clean
 
 VENV := .venv/bin
 # `pytest` arguments of your own, e.g.  make test ARGS='-k placement -x'
@@ -36,6 +36,9 @@ check: python tools  ## format, lint, types, import arrows, shell scripts
 format: python  ## put the sources into their one format
 	@$(VENV)/ruff format --quiet .
 	@$(VENV)/ruff check --quiet --fix .
+
+docs: python  ## write the tables of the documents anew from the code
+	@$(VENV)/python docs/settings.py
 
 bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)

@@ -1,0 +1,55 @@
+"""The documents are held against the code: whatever a reader can meet is explained."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from docs import settings
+from gateway.cli.root import COMMANDS, application
+from gateway.wire.errors import CODE_RULES, ErrorCode
+from gateway.wire.states import DeathReason, NodeState, SandboxState
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "sdk" / "README.md", ROOT / "terraform" / "README.md"])
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def test_the_example_in_the_readme_is_the_example() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert (ROOT / "examples" / "hello.py").read_text() in blocks
+
+
+@pytest.mark.parametrize("code", list(ErrorCode))
+def test_every_error_code_is_explained_with_its_status(code: ErrorCode) -> None:
+    row = re.search(rf"^\|\s*`{code}`\s*\|\s*(\d+)\s*\|", page("api.md"), flags=re.MULTILINE)
+    assert row, f"docs/api.md has no row for {code}"
+    assert int(row.group(1)) == CODE_RULES[code].status
+
+
+@pytest.mark.parametrize("word", [*SandboxState, *DeathReason, *NodeState])
+def test_every_state_and_reason_is_named(word: str) -> None:
+    assert f"`{word}`" in page("api.md") + page("architecture.md") + page("operations.md")
+
+
+def test_the_tables_of_settings_are_those_of_the_code() -> None:
+    assert settings.rendered(page("operations.md")) == page("operations.md"), "run: make docs"
+
+
+def test_every_command_is_explained() -> None:
+    text = page("operations.md")
+    listed = [*COMMANDS, *getattr(get_command(application()), "commands", {})]
+    missing = sorted({name for name in listed if f"sandboxes {name}" not in text})
+    assert not missing, f"docs/operations.md says nothing about {missing}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+    broken = [target for target in targets if "://" not in target and not (path.parent / target).exists()]
+    assert not broken
