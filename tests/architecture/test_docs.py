@@ -9,7 +9,7 @@ from typer.main import get_command
 from docs import settings
 from gateway.cli.root import COMMANDS, application
 from gateway.wire.errors import CODE_RULES, ErrorCode
-from gateway.wire.states import DeathReason, NodeState, SandboxState
+from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, NodeState, SandboxState
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -53,3 +53,9 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
     broken = [target for target in targets if "://" not in target and not (path.parent / target).exists()]
     assert not broken
+
+
+def test_the_table_of_states_is_the_one_in_the_code() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]*\| (`[^|]*)\|$", page("architecture.md"), flags=re.MULTILINE)
+    told = {state: set(re.findall(r"`(\w+)`", after)) for state, after in rows}
+    assert told == {state.value: {after.value for after in allowed} for state, allowed in SANDBOX_TRANSITIONS.items()}
