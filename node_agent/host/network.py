@@ -64,8 +64,8 @@ class Networks:
         """
         try:
             self.firewall.ensure()
-            _enable_forwarding()
-            with _host_wide_lock():
+            enable_forwarding()
+            with host_wide_lock():
                 net = self._plan()
                 self._build(net)
         except (CommandError, OSError) as error:
@@ -81,8 +81,8 @@ class Networks:
         self.remove(net)
         try:
             self.firewall.ensure()
-            _enable_forwarding()
-            with _host_wide_lock():
+            enable_forwarding()
+            with host_wide_lock():
                 self._build(net)
         except (CommandError, OSError) as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"network {net.namespace}: {error}") from error
@@ -112,7 +112,7 @@ class Networks:
 
     def _plan(self) -> Net:
         name = f"sb{self._tag}{self._free_slot():03x}"
-        subnet = self._free_subnet()
+        subnet = free_subnet(self._pool)
         gateway, own = list(subnet.hosts())
         return Net(namespace=name, host_interface=name, address=f"{own}/{subnet.prefixlen}", gateway=str(gateway))
 
@@ -123,13 +123,6 @@ class Networks:
             if f"sb{self._tag}{slot:03x}" not in taken:
                 return slot
         raise RuntimeFailure(ErrorCode.CAPACITY, f"this node already has {_MAX_SLOTS} networks")
-
-    def _free_subnet(self) -> ipaddress.IPv4Network:
-        taken = _routed_inside(self._pool)
-        for subnet in self._pool.subnets(new_prefix=30):
-            if not any(subnet.overlaps(other) for other in taken):
-                return subnet
-        raise RuntimeFailure(ErrorCode.CAPACITY, f"all addresses of {self._pool} are in use on this host")
 
     def _build(self, net: Net) -> None:
         host, name, prefix = net.host_interface, net.namespace, net.address.partition("/")[2]
@@ -159,6 +152,19 @@ class Networks:
         )
 
 
+def free_subnet(pool: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
+    """A /30 of ``pool`` that this host does not use.  Hold `host_wide_lock` until it does.
+
+    Raises:
+        RuntimeFailure: ``CAPACITY`` when there is none.
+    """
+    taken = _routed_inside(pool)
+    for subnet in pool.subnets(new_prefix=30):
+        if not any(subnet.overlaps(other) for other in taken):
+            return subnet
+    raise RuntimeFailure(ErrorCode.CAPACITY, f"all addresses of {pool} are in use on this host")
+
+
 def _routed_inside(pool: ipaddress.IPv4Network) -> list[ipaddress.IPv4Network]:
     """Destinations that this host routes inside ``pool``; wider routes lose against our /30 and do not count."""
     routes = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]) or b"[]")
@@ -177,14 +183,16 @@ def _names(directory: Path, pattern: str) -> set[str]:
     return {entry.name for entry in directory.iterdir() if re.fullmatch(pattern, entry.name)}
 
 
-def _enable_forwarding() -> None:
+def enable_forwarding() -> None:
+    """Lets this host route between its interfaces."""
     switch = Path("/proc/sys/net/ipv4/ip_forward")
     if switch.read_text().strip() != "1":
         switch.write_text("1")
 
 
 @contextlib.contextmanager
-def _host_wide_lock() -> Iterator[None]:
+def host_wide_lock() -> Iterator[None]:
+    """One at a time among all agents of this host: subnets and names of interfaces are chosen inside."""
     _LOCK.parent.mkdir(parents=True, exist_ok=True)
     with _LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
