@@ -1,0 +1,213 @@
+"""One exec session: its state, its history, and the bell that wakes who waits for news.
+
+Threads change a session; the event loop waits for changes.  The two meet in `Session.ring` and `Session.news` only.
+"""
+
+import asyncio
+import logging
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.wire.exec import ExecEvents, ExecSession, Stream
+from gateway.wire.states import EXEC_TRANSITIONS, ExecStatus, next_state
+from node_agent.atomic import write_atomically
+from node_agent.core.outcome import Outcome
+from node_agent.exec.history import History
+from node_agent.runtime.base import Chunk, ExecProcess
+
+log = logging.getLogger(__name__)
+
+
+class Bell:
+    """Wakes coroutines from any thread.  Many rings before the loop gets to run are one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+        self._pending = False
+
+    def ring(self) -> None:
+        """Called from any thread, after the change is in place."""
+        if self._pending:
+            return
+        self._pending = True
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            # The loop is closed: the agent is going down and nobody waits any more.
+            log.debug("nobody is left to wake")
+
+    def next(self) -> asyncio.Event:
+        """The event that the next ring sets.  Take it before looking at the state, so that no ring is missed."""
+        return self._event
+
+    def _wake(self) -> None:
+        self._pending = False
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+
+class Session:
+    """A process in a sandbox, from its order to the end of its retention."""
+
+    def __init__(self, first: ExecSession, history: History, meta: Path, bell: Bell) -> None:
+        self._session = first
+        self._history = history
+        self._meta = meta
+        self._bell = bell
+        self._lock = threading.Lock()
+        self._process: ExecProcess | None = None
+        self._expired = False
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+        return self._session.id
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox in which it runs."""
+        return self._session.sandbox_id
+
+    @property
+    def generation(self) -> int:
+        """The incarnation of the sandbox."""
+        return self._session.generation
+
+    @property
+    def running(self) -> bool:
+        """Whether the end is still to come."""
+        return self._session.status is ExecStatus.RUNNING
+
+    @property
+    def process(self) -> ExecProcess | None:
+        """The engine's process; ``None`` before it started and after it ended."""
+        return self._process
+
+    @property
+    def expired(self) -> bool:
+        """Whether its timeout ran out while it ran."""
+        return self._expired
+
+    @property
+    def stored_bytes(self) -> int:
+        """What its history takes on disk."""
+        return self._history.size
+
+    @property
+    def ended_at(self) -> datetime:
+        """When it last changed."""
+        return self._session.updated_at
+
+    def news(self) -> asyncio.Event:
+        """See `Bell.next`."""
+        return self._bell.next()
+
+    def ring(self) -> None:
+        """Wakes everybody who waits for `news`."""
+        self._bell.ring()
+
+    def snapshot(self) -> ExecSession:
+        """Where the session stands now."""
+        with self._lock:
+            totals = self._history.totals
+            return self._session.model_copy(
+                update={
+                    "stdout_bytes": totals.stdout,
+                    "stderr_bytes": totals.stderr,
+                    "truncated": totals.truncated,
+                    "last_sequence": self._history.last_sequence,
+                }
+            )
+
+    def events(self, after: int, limit: int, max_bytes: int) -> ExecEvents:
+        """Events after sequence number ``after`` and the session as it stood before they were read.
+
+        Blocks on the disk.  The session is read first: a final session therefore has all its events on disk.
+        """
+        session = self.snapshot()
+        records = self._history.read(after, limit, max_bytes)
+        return ExecEvents(session=session, events=[record.event() for record in records])
+
+    # -- called by the session's own thread ---------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Writes the session beside its history, so that a later life of the agent can tell of it."""
+        write_atomically(self._meta, self.snapshot().model_dump_json().encode())
+
+    def begun(self, process: ExecProcess) -> bool:
+        """The process runs; ``False`` when the session was ended meanwhile and nobody wants the process any more."""
+        with self._lock:
+            if not self.running:
+                return False
+            self._process = process
+            self._history.note("status", "started", _now())
+        self.ring()
+        return True
+
+    def output(self, chunk: Chunk) -> None:
+        """The process wrote something; ignored after the end."""
+        with self._lock:
+            if self.running:
+                self._history.output(chunk, _now())
+        self.ring()
+
+    def note(self, stream: Stream, text: str = "") -> None:
+        """Something worth an event happened; ignored after the end."""
+        with self._lock:
+            if self.running:
+                self._history.note(stream, text, _now())
+        self.ring()
+
+    def stdin_closed(self) -> None:
+        """No more input will come."""
+        with self._lock:
+            if not self._session.stdin_open:
+                return
+            self._session = self._session.model_copy(update={"stdin_open": False})
+            if self.running:
+                self._history.note("stdin_closed", "", _now())
+        self.ring()
+
+    def expire(self) -> bool:
+        """The timeout ran out; ``False`` when the session had ended before."""
+        with self._lock:
+            self._expired = self.running
+            return self._expired
+
+    def finish(self, outcome: Outcome) -> bool:
+        """Ends the session; the first outcome counts, later ones change nothing and give ``False``."""
+        with self._lock:
+            if not self.running:
+                return False
+            try:
+                self._write_end(outcome)
+            except OSError as error:
+                # Without room for its last events the session still ends; its status says how.
+                log.error("session %s: its end could not be stored: %s", self.id, error)
+            self._session = self._session.model_copy(
+                update={
+                    "status": next_state(EXEC_TRANSITIONS, self._session.status, outcome.status),
+                    "exit_code": outcome.exit_code,
+                    "signal": outcome.signal,
+                    "timed_out": outcome.timed_out,
+                    "stdin_open": False,
+                    "error": outcome.error or None,
+                    "updated_at": datetime.now(UTC),
+                }
+            )
+            self._process = None
+            self._history.close()
+        self.ring()
+        return True
+
+    def _write_end(self, outcome: Outcome) -> None:
+        self._history.flush(_now())
+        if outcome.error:
+            self._history.note("error", outcome.error, _now())
+        self._history.note("exit", "", _now(), outcome.exit_code)
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()

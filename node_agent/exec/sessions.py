@@ -1,0 +1,279 @@
+"""All exec sessions of the node.  Lives on the event loop; hands blocking work to threads."""
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
+from gateway.wire.exec import ExecSession
+from gateway.wire.nodes import ExecOrder
+from gateway.wire.states import ExecStatus
+from node_agent.core import outcome
+from node_agent.errors import ApiError, bad_field
+from node_agent.exec.runner import FindDeath, Runner
+from node_agent.exec.session import Bell, Session
+from node_agent.exec.stdin import StdinBuffer
+from node_agent.exec.store import SESSION_ID, SpoolStore
+from node_agent.runtime.base import Death, ExecCommand, RuntimeFailure, SandboxRuntime
+
+log = logging.getLogger(__name__)
+
+KILL_GRACE = 10.0  # a process that is still there this long after its SIGKILL is given up
+DELETED_RETENTION = 10.0  # readers that wait while the sandbox is deleted still see how it ended
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many sessions run at once, and how long ended ones can be read (seconds)."""
+
+    running: int = limits.MAX_EXECS_PER_NODE
+    retention: float = limits.EXEC_RETENTION
+
+
+class Sessions:
+    """Starts, finds and forgets sessions."""
+
+    def __init__(self, store: SpoolStore, executor: Executor, find_death: FindDeath, bounds: Bounds = Bounds()) -> None:
+        self._store = store
+        self._executor = executor
+        self._find_death = find_death
+        self._bounds = bounds
+        self._sessions: dict[str, Session] = {}
+        self._runners: dict[str, Runner] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.closing = False
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Takes in the sessions of earlier lives; those that had not ended end here."""
+        self._loop = loop
+        for former, history in self._store.former():
+            session = Session(former, history, self._store.meta(former.id), Bell(loop))
+            self._sessions[session.id] = session
+            if session.finish(outcome.forgotten()):
+                session.save()
+            else:
+                history.close()
+            age = (datetime.now(UTC) - session.ended_at).total_seconds()
+            self._forget_later(session, max(0.0, self._bounds.retention - max(0.0, age)))
+
+    def close(self) -> None:
+        """The agent goes down: wakes everybody who waits.  Processes stay as they are."""
+        self.closing = True
+        for session in self._sessions.values():
+            session.ring()
+
+    def live(self) -> Counter[str]:
+        """How many sessions run, by sandbox.  May be called from any thread."""
+        return Counter(runner.session.sandbox_id for runner in list(self._runners.values()))
+
+    def get(self, session_id: str) -> Session:
+        """The session.
+
+        Raises:
+            ApiError: ``EXEC_NOT_FOUND``.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise ApiError(
+                ErrorCode.EXEC_NOT_FOUND,
+                f"there is no exec session {session_id} on this node: it never was, its sandbox is deleted, "
+                f"or it ended more than {self._bounds.retention:g} s ago",
+            )
+        return session
+
+    def start(self, runtime: SandboxRuntime, sandbox_id: str, order: ExecOrder) -> Session:
+        """Starts a session; the same id again gives the one that is there.
+
+        Raises:
+            ApiError: ``INVALID_REQUEST`` for an id of another sandbox, ``EXEC_LIMIT``, ``DISK_FULL``.
+        """
+        _check_id(sandbox_id, order)
+        if order.session_id in self._sessions:
+            return self._sessions[order.session_id]
+        if len(self._runners) >= self._bounds.running:
+            raise ApiError(
+                ErrorCode.EXEC_LIMIT,
+                f"{len(self._runners)} processes run on this node, its most; try again when one has ended",
+                sandbox_id=sandbox_id,
+            )
+        session = self._new(sandbox_id, order)
+        wish = order.exec
+        command = ExecCommand(tuple(wish.command), wish.env, wish.working_dir, wish.user, wish.stdin)
+        stdin = StdinBuffer() if wish.stdin else None
+        runner = Runner(session, partial(runtime.exec, sandbox_id, command), stdin, wish.timeout_seconds)
+        self._sessions[session.id] = session
+        self._runners[session.id] = runner
+        threading.Thread(
+            target=runner.run, args=(self._find_death, self._done), name=f"exec-{session.id}", daemon=True
+        ).start()
+        if wish.timeout_seconds is not None:
+            self._running_loop.call_later(wish.timeout_seconds, self._expire, runner, wish.timeout_seconds)
+        return session
+
+    async def write(self, session_id: str, data: bytes, *, eof: bool) -> Session:
+        """Takes input whole, waiting for room; input for a process that has ended is dropped.
+
+        Raises:
+            ApiError: ``STDIN_CLOSED``; ``BUSY`` when the process did not read for `limits.MAX_LONG_POLL` seconds, with
+                nothing taken.
+        """
+        session = self.get(session_id)
+        runner = self._runners.get(session_id)
+        if runner is None or not session.running:
+            return session
+        stdin = runner.stdin
+        if stdin is None or (stdin.closed and data):
+            raise ApiError(
+                ErrorCode.STDIN_CLOSED, f"stdin of session {session_id} is closed; start it with stdin: true"
+            )
+        if not await wait_until(session, lambda: stdin.offer(data) or not session.running, limits.MAX_LONG_POLL):
+            raise ApiError(
+                ErrorCode.BUSY,
+                f"the process of session {session_id} does not read its stdin; nothing was taken, try again",
+            )
+        if eof:
+            stdin.close()
+        return session
+
+    async def close_stdin(self, session_id: str) -> Session:
+        """Ends input.  Idempotent, also after the process's end and where stdin never was open."""
+        session = self.get(session_id)
+        runner = self._runners.get(session_id)
+        if runner is not None and runner.stdin is not None:
+            runner.stdin.close()
+        return session
+
+    async def signal(self, session_id: str, number: int) -> Session:
+        """Sends a signal to the process group; does nothing after the end.
+
+        Raises:
+            RuntimeFailure: the engine could not deliver it.
+        """
+        session = self.get(session_id)
+        process = session.process
+        if process is not None:
+            await self._running_loop.run_in_executor(self._executor, process.signal, number)
+        return session
+
+    def sandbox_gone(self, sandbox_id: str, generation: int, *, death: Death, deleted: bool) -> None:
+        """The sandbox ended: gives its sessions a moment to see it for themselves, then ends them."""
+        for session in [
+            s for s in self._sessions.values() if s.sandbox_id == sandbox_id and s.generation <= generation
+        ]:
+            runner = self._runners.get(session.id)
+            if runner is not None:
+                self._running_loop.call_later(
+                    0.0 if deleted else KILL_GRACE, self._give_up, runner, outcome.lost("the sandbox ended", death)
+                )
+            if deleted:
+                self._forget_later(session, DELETED_RETENTION)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise RuntimeError("sessions are used before open()")
+        return self._loop
+
+    def _new(self, sandbox_id: str, order: ExecOrder) -> Session:
+        now = datetime.now(UTC)
+        wish = order.exec
+        first = ExecSession(
+            id=order.session_id,
+            sandbox_id=sandbox_id,
+            generation=order.generation,
+            command=wish.command,
+            working_dir=wish.working_dir,
+            status=ExecStatus.RUNNING,
+            stdin_open=wish.stdin,
+            created_at=now,
+            updated_at=now,
+        )
+        try:
+            history = self._store.open(order.session_id, wish.max_output_bytes)
+            session = Session(first, history, self._store.meta(order.session_id), Bell(self._running_loop))
+            session.save()
+        except OSError as error:
+            raise ApiError(
+                ErrorCode.DISK_FULL,
+                f"the node has no room for the session's output: {error.strerror}",
+                sandbox_id=sandbox_id,
+            ) from error
+        return session
+
+    def _done(self, runner: Runner) -> None:
+        """Called by the session's thread."""
+        try:
+            self._running_loop.call_soon_threadsafe(self._ended, runner)
+        except RuntimeError:
+            log.debug("the loop is closed; session %s ends with the agent", runner.session.id)
+
+    def _ended(self, runner: Runner) -> None:
+        if self._runners.pop(runner.session.id, None) is not None:
+            self._forget_later(runner.session, self._bounds.retention)
+
+    def _forget_later(self, session: Session, seconds: float) -> None:
+        self._running_loop.call_later(seconds, self._forget, session)
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._background(self._store.remove, session.id, session.stored_bytes)
+
+    def _expire(self, runner: Runner, seconds: float) -> None:
+        if not runner.session.expire():
+            return
+        self._kill(runner)
+        note = f"; it was still there {KILL_GRACE:g} s after its SIGKILL and was given up"
+        self._running_loop.call_later(KILL_GRACE, self._give_up, runner, outcome.timed_out(seconds, note=note))
+
+    def _kill(self, runner: Runner) -> None:
+        process = runner.session.process
+        if process is not None:
+            self._background(_kill, runner.session.id, process.kill)
+
+    def _background(self, call: Callable[..., None], *arguments: object) -> None:
+        self._executor.submit(call, *arguments).add_done_callback(_log_failure)
+
+    def _give_up(self, runner: Runner, result: outcome.Outcome) -> None:
+        if runner.session.running:
+            self._background(runner.end, result)
+        self._ended(runner)
+
+
+def _log_failure(future: "Future[None]") -> None:
+    if (error := future.exception()) is not None:
+        log.error("work on an exec session failed: %s", error)
+
+
+def _kill(session_id: str, kill: Callable[[], None]) -> None:
+    try:
+        kill()
+    except RuntimeFailure as failure:
+        log.error("session %s: the kill failed: %s", session_id, failure.message)
+
+
+def _check_id(sandbox_id: str, order: ExecOrder) -> None:
+    match = SESSION_ID.fullmatch(order.session_id)
+    if match is None or match["sandbox"] != sandbox_id or int(match["generation"]) != order.generation:
+        raise bad_field("session_id", f"must be exec-<32 hex>.{order.generation}.{sandbox_id}")
+
+
+async def wait_until(session: Session, ready: Callable[[], bool], seconds: float) -> bool:
+    """Waits for news of the session until ``ready()`` holds; ``False`` when the time ran out first."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                news = session.news()
+                if ready():
+                    return True
+                await news.wait()
+    except TimeoutError:
+        return ready()

@@ -1,0 +1,117 @@
+"""The two shell scripts that move a file, and what their endings mean.  Pure.
+
+They run under the static busybox that is bound into every sandbox, as the sandbox's own user: permissions, symlinks,
+mounts and the disk's bound are the sandbox's own, by construction.  ``$0`` is the busybox; the path comes as an
+argument that always contains a slash and never starts with a dash.  Names may hold any byte but NUL, so no name passes
+through ``$( )`` unguarded: it would lose newlines at the end.
+"""
+
+from typing import Final
+
+from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
+
+EXIT_DIRECTORY: Final = 21
+EXIT_SHORT: Final = 22
+EXIT_MISSING: Final = 23
+EXIT_SPECIAL: Final = 24
+EXIT_PARENT: Final = 25
+
+UPLOAD: Final = rf"""
+b=$0 p=$1 size=$2 part=$3
+if [ -L "$p" ]; then
+  r=$("$b" readlink -f "$p" && echo x) && p=${{r%?x}}
+fi
+[ -d "$p" ] && exit {EXIT_DIRECTORY}
+case $p in */) exit {EXIT_DIRECTORY};; esac
+if [ -e "$p" ] && [ ! -f "$p" ]; then exit {EXIT_SPECIAL}; fi
+d=${{p%/*}}
+[ -n "$d" ] || d=/
+a=$d
+while [ ! -e "$a" ]; do
+  case $a in */*) a=${{a%/*}};; *) a=.;; esac
+  [ -n "$a" ] || a=/
+done
+[ -d "$a" ] || exit {EXIT_PARENT}
+"$b" mkdir -p "$d" || exit 1
+mode=$("$b" stat -L -c %a "$p" 2>/dev/null) || mode=
+t=$d/$part
+"$b" cat > "$t" || {{ "$b" rm -f "$t"; exit 1; }}
+have=$("$b" stat -c %s "$t")
+if [ "$have" != "$size" ]; then "$b" rm -f "$t"; exit {EXIT_SHORT}; fi
+[ -z "$mode" ] || "$b" chmod "$mode" "$t"
+"$b" mv -f "$t" "$p" || {{ "$b" rm -f "$t"; exit 1; }}
+"""
+
+DOWNLOAD: Final = rf"""
+b=$0 p=$1
+[ -d "$p" ] && exit {EXIT_DIRECTORY}
+if [ -e "$p" ] && [ ! -f "$p" ]; then exit {EXIT_SPECIAL}; fi
+if [ ! -e "$p" ]; then
+  a=${{p%/*}}
+  while [ -n "$a" ] && [ ! -e "$a" ]; do case $a in */*) a=${{a%/*}};; *) a=;; esac; done
+  [ -z "$a" ] || [ -d "$a" ] || exit {EXIT_PARENT}
+  "$b" stat -L "$p" >/dev/null
+  exit {EXIT_MISSING}
+fi
+exec 3<"$p" || exit 1
+"$b" stat -L -c %s "$p" || exit 1
+exec "$b" cat <&3
+"""
+
+_BY_EXIT: Final = {
+    EXIT_DIRECTORY: (ErrorCode.IS_DIRECTORY, "is a directory"),
+    EXIT_MISSING: (ErrorCode.FILE_NOT_FOUND, "does not exist"),
+    EXIT_SPECIAL: (ErrorCode.UNSUPPORTED, "is not a regular file"),
+    EXIT_PARENT: (ErrorCode.NOT_A_DIRECTORY, "lies below something that is not a directory"),
+    EXIT_SHORT: (ErrorCode.INVALID_REQUEST, "was not written: the body was shorter or longer than announced"),
+}
+_BY_MESSAGE: Final = (
+    ("No space left on device", ErrorCode.DISK_FULL, "was not written: the sandbox's disk is full"),
+    ("Disk quota exceeded", ErrorCode.DISK_FULL, "was not written: the sandbox's disk quota is used up"),
+    ("Permission denied", ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
+    ("Operation not permitted", ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
+    ("Read-only file system", ErrorCode.FILE_PERMISSION, "lies on a read-only file system"),
+    ("Not a directory", ErrorCode.NOT_A_DIRECTORY, "lies below something that is not a directory"),
+    ("Is a directory", ErrorCode.IS_DIRECTORY, "is a directory"),
+    ("Too many levels of symbolic links", ErrorCode.INVALID_REQUEST, "is a loop of symbolic links"),
+    ("File name too long", ErrorCode.INVALID_REQUEST, "has a name that is too long for its file system"),
+    ("No such file", ErrorCode.FILE_NOT_FOUND, "does not exist"),
+)
+
+
+def argument(path: str) -> str:
+    """The path as the scripts take it: never mistaken for an option, always with a slash."""
+    return path if path.startswith("/") else f"./{path}"
+
+
+def path_problem(path: str) -> str | None:
+    """Why this cannot be the path of a file; ``None`` when it can."""
+    if not path:
+        return "must name a file"
+    if "\0" in path:
+        return "must not contain a NUL byte"
+    if len(path.encode(errors="surrogateescape")) > limits.MAX_PATH_BYTES:
+        return f"may have {limits.MAX_PATH_BYTES} bytes at most"
+    return None
+
+
+def upload_command(busybox: str, path: str, size: int, part: str) -> tuple[str, ...]:
+    """Reads exactly ``size`` bytes from stdin into ``path``, by way of a file ``part`` beside it."""
+    return (busybox, "sh", "-c", UPLOAD, busybox, argument(path), str(size), part)
+
+
+def download_command(busybox: str, path: str) -> tuple[str, ...]:
+    """Writes the file's size and a newline, then its bytes, to stdout."""
+    return (busybox, "sh", "-c", DOWNLOAD, busybox, argument(path))
+
+
+def explain(exit_code: int, stderr: bytes) -> tuple[ErrorCode, str]:
+    """Code and the rest of a sentence that begins with the path, for a script that did not end with 0."""
+    if exit_code in _BY_EXIT:
+        return _BY_EXIT[exit_code]
+    text = stderr.decode(errors="replace").strip()
+    for marker, code, sentence in _BY_MESSAGE:
+        if marker in text:
+            return code, sentence
+    return ErrorCode.INTERNAL, f"could not be moved: exit code {exit_code}, {text[-500:] or 'without a message'}"

@@ -1,0 +1,86 @@
+"""What this machine has and how much of it is in use: pure parsers, and one reader of the kernel's files."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.wire.nodes import Pressure
+from gateway.wire.resources import Shape
+from node_agent.settings import NodeSettings
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Use:
+    """What is in use now, in MiB."""
+
+    memory_mb: int
+    disk_mb: int
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """``/proc/meminfo`` in MiB."""
+    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return {name: int(value.split()[0]) // 1024 for name, value in pairs}
+
+
+def parse_pressure(text: str) -> float | None:
+    """``some avg10`` of a file below ``/proc/pressure``, in percent."""
+    match = re.search(r"^some avg10=([0-9.]+)", text, re.MULTILINE)
+    return float(match[1]) if match else None
+
+
+class Machine:
+    """Reads the kernel's files.  ``proc`` is where they are found."""
+
+    def __init__(self, settings: NodeSettings, *, gpus: int, proc: Path = Path("/proc")) -> None:
+        self._settings = settings
+        self._proc = proc
+        self._gpus = gpus
+        self._disk_mb = settings.disk_mb
+
+    def total(self, held_disk_mb: int = 0) -> Shape:
+        """What the node gives away.  Fixed at the first call, so that placement does not see it move.
+
+        Args:
+            held_disk_mb: what sandboxes that were adopted may take of the disk that no longer counts as free.
+        """
+        settings = self._settings
+        memory = parse_meminfo((self._proc / "meminfo").read_text())["MemTotal"]
+        if self._disk_mb is None:
+            state = os.statvfs(settings.root)
+            free = state.f_bavail * state.f_frsize // MIB
+            self._disk_mb = max(0, free - settings.reserve_disk_mb, held_disk_mb)
+        return Shape(
+            cpus=settings.cpus or len(os.sched_getaffinity(0)) * settings.cpu_overcommit,
+            memory_mb=settings.memory_mb or max(0, memory - settings.reserve_memory_mb),
+            disk_mb=self._disk_mb,
+            gpus=self._gpus,
+            slots=settings.slots,
+        )
+
+    def use(self) -> Use:
+        """Memory that is not available to new programs, and disk that is not free below the root."""
+        memory = parse_meminfo((self._proc / "meminfo").read_text())
+        disk = os.statvfs(self._settings.root)
+        return Use(memory["MemTotal"] - memory["MemAvailable"], (disk.f_blocks - disk.f_bavail) * disk.f_frsize // MIB)
+
+    def pressure(self) -> Pressure:
+        """How much tasks waited in the last 10 s; nothing where the kernel has no PSI."""
+        return Pressure(cpu=self._stall("cpu"), memory=self._stall("memory"), io=self._stall("io"))
+
+    def _stall(self, name: str) -> float | None:
+        try:
+            return parse_pressure((self._proc / "pressure" / name).read_text())
+        except OSError:
+            return None
+
+
+def count_gpus(proc: Path = Path("/proc")) -> int:
+    """GPUs that the NVIDIA driver of this machine serves."""
+    try:
+        return sum(1 for _ in (proc / "driver/nvidia/gpus").iterdir())
+    except OSError:
+        return 0

@@ -1,0 +1,335 @@
+"""The sandboxes of this node, and the orders about them.
+
+Memory only: after a restart `Registry.adopt` rebuilds it from what the engines have.  Safe from any thread.  Engine
+calls run on two pools, so that slow creates never hold up a delete.  A lock per id keeps engine calls on one sandbox
+apart, with one exception: `delete` does not wait for a create in flight, it breaks it.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from datetime import UTC, datetime
+from typing import Protocol
+
+from gateway.wire.errors import CODE_RULES, ErrorCode
+from gateway.wire.resources import Shape
+from gateway.wire.sandboxes import RuntimeName
+from gateway.wire.states import LIVE, DeathReason, SandboxState
+from node_agent.core import sandbox as core
+from node_agent.core.admission import refusal, reserved
+from node_agent.core.sandbox import Sandbox
+from node_agent.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of
+from node_agent.errors import ApiError, of_failure
+from node_agent.runtime.base import Death, EngineState, Found, Order, RuntimeFailure, SandboxRuntime
+
+log = logging.getLogger(__name__)
+
+Runtimes = Mapping[RuntimeName, SandboxRuntime]
+
+
+class Gone(Protocol):
+    """Told when a sandbox ended or was deleted."""
+
+    def __call__(self, sandbox_id: str, generation: int, *, death: Death, deleted: bool) -> None: ...
+
+
+class Registry:
+    """Creates, deletes, pauses, resumes and watches sandboxes."""
+
+    def __init__(self, runtimes: Runtimes, total: Callable[[], Shape], creators: Executor, workers: Executor) -> None:
+        """``total`` is what the node may give away; ``creators`` run creates, ``workers`` everything short."""
+        self._runtimes = runtimes
+        self._total = total
+        self._creators = creators
+        self._workers = workers
+        self._lock = threading.RLock()
+        self._entries: dict[str, Entry] = {}
+        self._changed: Callable[[], None] = lambda: None
+        self._gone: Gone | None = None
+        self.draining = False
+
+    def on_change(self, changed: Callable[[], None], gone: Gone) -> None:
+        """Who is told that the inventory changed, and that a sandbox ended.  Called from any thread."""
+        self._changed = changed
+        self._gone = gone
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def sandboxes(self) -> list[Sandbox]:
+        """The inventory at this moment."""
+        with self._lock:
+            return [entry.sandbox for entry in self._entries.values()]
+
+    def reserved(self) -> Shape:
+        """What the sandboxes that are there hold."""
+        return reserved(s.order.spec.shape for s in self.sandboxes() if s.state in core.HOLDING)
+
+    def find(self, sandbox_id: str, generation: int | None) -> Sandbox:
+        """The sandbox in that generation (``None``: in any).
+
+        Raises:
+            ApiError: ``SANDBOX_NOT_FOUND``, or ``CONFLICT`` where a newer generation is there.
+        """
+        return self._entry(sandbox_id, generation).sandbox
+
+    def running(self, sandbox_id: str, generation: int | None) -> tuple[SandboxRuntime, Sandbox]:
+        """The sandbox and its engine, if processes can start in it.
+
+        Raises:
+            ApiError: as `find`; ``CREATE_IN_PROGRESS``; ``SANDBOX_NOT_RUNNING``.
+        """
+        sandbox = self.find(sandbox_id, generation)
+        if sandbox.state is SandboxState.CREATING:
+            raise ApiError(
+                ErrorCode.CREATE_IN_PROGRESS, f"sandbox {sandbox_id} is still being created", sandbox_id=sandbox_id
+            )
+        if sandbox.state is not SandboxState.RUNNING:
+            raise not_running(sandbox)
+        return self._runtimes[sandbox.runtime], sandbox
+
+    def engine(self, sandbox: Sandbox) -> SandboxRuntime:
+        """The engine that runs this sandbox."""
+        return self._runtimes[sandbox.runtime]
+
+    def find_death(self, sandbox_id: str, generation: int, seconds: float) -> Death | None:
+        """How this incarnation ended; waits up to ``seconds`` for it."""
+        with self._lock:
+            entry = self._entries.get(sandbox_id)
+        if entry is None or entry.generation > generation:
+            return deleted("the sandbox was deleted or replaced")
+        entry.ended.wait(seconds)
+        return entry.sandbox.death
+
+    # -- orders -------------------------------------------------------------------------------------------------------
+
+    def create(self, order: Order, runtime: RuntimeName) -> "Future[Sandbox]":
+        """Accepts an order, or attaches to it where it was accepted before.  The future fails with `ApiError`.
+
+        Raises:
+            ApiError: ``CONFLICT``, ``NODE_REFUSED``.
+        """
+        with self._lock:
+            present = self._entries.get(order.sandbox_id)
+            if present is not None and present.generation >= order.generation:
+                return attach(present, order)
+            self._admit(order, runtime, present)
+            entry = Entry(core.ordered(order, runtime))
+            if present is not None:
+                entry.busy = present.busy
+                present.ended.set()
+            self._entries[order.sandbox_id] = entry
+        if present is not None:
+            self._tell_gone(present, deleted("the sandbox was restarted"), deleted=False)
+        self._creators.submit(self._create, entry, present)
+        return entry.created
+
+    def delete(self, sandbox_id: str, generation: int) -> "Future[None]":
+        """Removes the sandbox in this and every older generation; done at once where there is none.
+
+        The future fails with `ApiError` when the engine could not do it; the next call tries again.
+
+        Raises:
+            ApiError: ``CONFLICT`` where a newer generation is there.
+        """
+        with self._lock:
+            entry = self._entries.get(sandbox_id)
+            if entry is None:
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            if entry.generation > generation:
+                raise newer(entry, generation)
+            if entry.deleted is not None and not entry.deleted.done():
+                return entry.deleted
+            if entry.sandbox.state is not SandboxState.DELETING:
+                entry.sandbox = core.moved(entry.sandbox, SandboxState.DELETING)
+            entry.deleted = Future()
+            outcome = entry.deleted
+        self._workers.submit(self._delete, entry, outcome)
+        return outcome
+
+    def pause(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
+        """Freezes the sandbox.  Idempotent.  The future fails with `ApiError`."""
+        entry = self._entry(sandbox_id, generation)
+        return self._workers.submit(self._switch, entry, SandboxState.RUNNING, SandboxState.PAUSED)
+
+    def resume(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
+        """Lets the sandbox go on.  Idempotent.  The future fails with `ApiError`."""
+        entry = self._entry(sandbox_id, generation)
+        return self._workers.submit(self._switch, entry, SandboxState.PAUSED, SandboxState.RUNNING)
+
+    def adopt(self) -> None:
+        """Takes over what an earlier life left: watches what runs, goes on with what was created, sweeps the rest.
+
+        Called once, before the first order.
+
+        Raises:
+            RuntimeFailure: an engine could not be asked.
+        """
+        for name, runtime in self._runtimes.items():
+            for found in runtime.found():
+                self._adopt(name, found)
+        for name, runtime in self._runtimes.items():
+            for sentence in runtime.sweep():
+                log.info("%s: swept: %s", name, sentence)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _entry(self, sandbox_id: str, generation: int | None) -> Entry:
+        with self._lock:
+            entry = self._entries.get(sandbox_id)
+        if entry is None or (generation is not None and entry.generation < generation):
+            wanted = "" if generation is None else f" in generation {generation}"
+            raise ApiError(
+                ErrorCode.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id} is not on this node{wanted}", sandbox_id=sandbox_id
+            )
+        if generation is not None and entry.generation > generation:
+            raise newer(entry, generation)
+        return entry
+
+    def _admit(self, order: Order, runtime: RuntimeName, present: Entry | None) -> None:
+        if runtime not in self._runtimes:
+            raise ApiError(ErrorCode.NODE_REFUSED, f"this node has no {runtime} runtime", sandbox_id=order.sandbox_id)
+        held = reserved(
+            entry.sandbox.order.spec.shape
+            for entry in self._entries.values()
+            if entry is not present and entry.sandbox.state in core.HOLDING
+        )
+        # A restart stays on its node, also on a draining one: its workspace is here.
+        draining = self.draining and present is None
+        why = refusal(total=self._total(), held=held, wanted=order.spec.shape, draining=draining)
+        if why is not None:
+            raise ApiError(ErrorCode.NODE_REFUSED, why, sandbox_id=order.sandbox_id)
+
+    def _create(self, entry: Entry, former: Entry | None) -> None:
+        try:
+            with entry.busy:
+                self._remove_former(entry, former)
+                found = None if entry.deleted else self._engine_create(entry)
+            self._created(entry, found)
+        except RuntimeFailure as failure:
+            self._create_failed(entry, of_failure(failure, entry.id), failure.reason)
+        except Exception as error:
+            log.exception("create of sandbox %s failed inside the agent", entry.id)
+            message = f"the node agent failed while creating sandbox {entry.id}: {error}"
+            self._create_failed(entry, ApiError(ErrorCode.INTERNAL, message, sandbox_id=entry.id), None)
+        self._changed()
+
+    def _remove_former(self, entry: Entry, former: Entry | None) -> None:
+        if former is None:
+            return
+        if former.deleted is not None or former.sandbox.runtime != entry.sandbox.runtime:
+            self._runtimes[former.sandbox.runtime].delete(former.id)
+
+    def _engine_create(self, entry: Entry) -> Found:
+        return self._runtimes[entry.sandbox.runtime].create(entry.sandbox.order)
+
+    def _created(self, entry: Entry, found: Found | None) -> None:
+        with self._lock:
+            alive = found is not None and entry.deleted is None and self._entries.get(entry.id) is entry
+            if alive and found is not None:
+                entry.sandbox = core.started(entry.sandbox, found)
+        if alive:
+            self._watch(entry)
+            entry.created.set_result(entry.sandbox)
+        else:
+            entry.created.set_exception(overtaken(entry))
+
+    def _create_failed(self, entry: Entry, error: ApiError, reason: DeathReason | None) -> None:
+        with self._lock:
+            broken = entry.deleted is not None or self._entries.get(entry.id) is not entry
+            if not broken and CODE_RULES[error.code].retryable:
+                del self._entries[entry.id]
+            elif not broken:
+                death = Death(reason or reason_of(error.code), None, error.message, datetime.now(UTC))
+                entry.sandbox = core.died(entry.sandbox, death)
+                entry.failure = error
+        entry.ended.set()
+        entry.created.set_exception(overtaken(entry) if broken else error)
+
+    def _delete(self, entry: Entry, outcome: "Future[None]") -> None:
+        runtime = self._runtimes[entry.sandbox.runtime]
+        try:
+            runtime.delete(entry.id)
+            with entry.busy:
+                # A create that was in flight has unwound now; whatever it still made goes too.
+                if not entry.created.done() or entry.created.exception() is not None:
+                    runtime.delete(entry.id)
+        except RuntimeFailure as failure:
+            log.error("sandbox %s could not be deleted: %s", entry.id, failure.message)
+            outcome.set_exception(of_failure(failure, entry.id))
+            return
+        except Exception as error:
+            log.exception("delete of sandbox %s failed inside the agent", entry.id)
+            outcome.set_exception(ApiError(ErrorCode.INTERNAL, f"sandbox {entry.id} could not be deleted: {error}"))
+            return
+        with self._lock:
+            if self._entries.get(entry.id) is entry:
+                del self._entries[entry.id]
+        entry.ended.set()
+        self._tell_gone(entry, deleted("the sandbox was deleted"), deleted=True)
+        outcome.set_result(None)
+        self._changed()
+
+    def _switch(self, entry: Entry, before: SandboxState, after: SandboxState) -> Sandbox:
+        with entry.busy:
+            if entry.sandbox.state is after:
+                return entry.sandbox
+            if entry.sandbox.state is not before or self._entries.get(entry.id) is not entry:
+                raise not_running(entry.sandbox)
+            runtime = self._runtimes[entry.sandbox.runtime]
+            try:
+                (runtime.pause if after is SandboxState.PAUSED else runtime.resume)(entry.id)
+            except RuntimeFailure as failure:
+                raise of_failure(failure, entry.id) from failure
+            with self._lock:
+                if entry.sandbox.state is before:
+                    entry.sandbox = core.moved(entry.sandbox, after)
+        self._changed()
+        return entry.sandbox
+
+    def _adopt(self, name: RuntimeName, found: Found) -> None:
+        entry = Entry(core.adopted(found, name))
+        other = self._entries.get(entry.id)
+        if other is not None and other.generation >= entry.generation:
+            log.warning("sandbox %s: generation %d is debris beside %d", entry.id, entry.generation, other.generation)
+            self._runtimes[name].delete(entry.id)
+            return
+        self._entries[entry.id] = entry
+        log.info("adopted sandbox %s, generation %d: %s", entry.id, entry.generation, entry.sandbox.state)
+        if found.state is EngineState.CREATING:
+            self._creators.submit(self._create, entry, other)
+            return
+        entry.created.set_result(entry.sandbox)
+        if entry.sandbox.state in {SandboxState.RUNNING, SandboxState.PAUSED}:
+            self._watch(entry)
+        else:
+            entry.ended.set()
+
+    def _watch(self, entry: Entry) -> None:
+        threading.Thread(target=self._wait, args=(entry,), name=f"watch-{entry.id}", daemon=True).start()
+
+    def _wait(self, entry: Entry) -> None:
+        pause = 1.0
+        while True:
+            try:
+                death = self._runtimes[entry.sandbox.runtime].wait(entry.id)
+                break
+            except RuntimeFailure as failure:
+                log.error("sandbox %s cannot be watched: %s", entry.id, failure.message)
+            if entry.ended.wait(pause):
+                return
+            pause = min(pause * 2, 30.0)
+        with self._lock:
+            if self._entries.get(entry.id) is not entry or entry.sandbox.state not in LIVE:
+                return
+            entry.sandbox = core.died(entry.sandbox, death)
+        entry.ended.set()
+        log.info("sandbox %s ended: %s, %s", entry.id, death.reason, death.detail)
+        self._tell_gone(entry, death, deleted=False)
+        self._changed()
+
+    def _tell_gone(self, entry: Entry, death: Death, *, deleted: bool) -> None:
+        if self._gone is not None:
+            self._gone(entry.id, entry.generation, death=death, deleted=deleted)

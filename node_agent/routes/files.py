@@ -1,0 +1,94 @@
+"""One file at a time, raw bytes, streamed.  Raw ASGI, so that nothing is buffered on the way."""
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.files import PATH_PARAMETER, PutFileAnswer
+from node_agent.errors import ApiError, bad_field
+from node_agent.files.scripts import path_problem
+from node_agent.files.transfer import ClientGone, Place
+from node_agent.middleware import send_error
+from node_agent.routes.shared import MAX_GENERATION, answer
+from node_agent.routes.shared import parts as parts_of
+
+
+class Files:
+    """``PUT`` and ``GET /v1/sandboxes/{sandbox_id}/files?path=&generation=``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        request = Request(scope, receive)
+        serve = _upload if request.method == "PUT" else _download
+        started = False
+
+        async def noting(message: object) -> None:
+            nonlocal started
+            started = True
+            await send(message)  # type: ignore[arg-type]
+
+        try:
+            await serve(request, _place(request), noting)
+        except ApiError as error:
+            # Once bytes are out the connection is broken off: a short body must not look whole.
+            if not started:
+                await send_error(send, error)
+        except ClientGone:
+            return
+
+
+async def _upload(request: Request, place: Place, send: Send) -> None:
+    announced = request.headers.get("content-length", "")
+    if not announced.isdecimal():
+        raise bad_field("Content-Length", "must be sent: it is how a file that was cut short is told from a whole one")
+    size = int(announced)
+    more = True
+
+    async def receive() -> bytes:
+        nonlocal more
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            more = bool(message.get("more_body"))
+            if piece := message.get("body", b""):
+                return bytes(piece)
+        return b""
+
+    await parts_of(request).transfers.upload(place, size, receive)
+    response = answer(PutFileAnswer(sandbox_id=place.sandbox_id, path=place.path, size=size))
+    await response(request.scope, request.receive, send)
+
+
+async def _download(request: Request, place: Place, send: Send) -> None:
+    async with parts_of(request).transfers.download(place) as file:
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", str(file.size).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sent = 0
+        async for piece in file.pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            sent += len(piece)
+        if sent != file.size:
+            raise ApiError(ErrorCode.INTERNAL, f"{place.path!r} became shorter while it was read")
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _place(request: Request) -> Place:
+    sandbox_id = request.path_params["sandbox_id"]
+    path = request.query_params.get(PATH_PARAMETER, "")
+    if (problem := path_problem(path)) is not None:
+        raise bad_field(PATH_PARAMETER, problem)
+    runtime, _ = parts_of(request).registry.running(sandbox_id, _generation(request))
+    return Place(runtime, sandbox_id, path)
+
+
+def _generation(request: Request) -> int | None:
+    text = request.query_params.get("generation")
+    if text is None:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_GENERATION:
+        raise bad_field("generation", "must be a whole number from 1 up")
+    return int(text)

@@ -1,0 +1,103 @@
+"""Checks that come before anything is started: each failure is one sentence, and leaves nothing behind."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.wire.sandboxes import RuntimeName
+from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, SandboxRuntime
+from node_agent.settings import NodeSettings
+
+log = logging.getLogger(__name__)
+
+LEAST_DISK: Final = 64 * 1024 * 1024  # below this not even identities and spools can be written
+BACKLOG: Final = 1024
+
+Factory = Callable[[NodeSettings], SandboxRuntime]
+
+
+class StartError(Exception):
+    """The agent cannot start; the sentence says why and what to do."""
+
+
+@contextlib.contextmanager
+def held_root(root: Path) -> Iterator[None]:
+    """Makes the root and holds its lock.  The kernel lets go of it when this process dies by any means.
+
+    Raises:
+        StartError: it cannot be made or written, its disk is full, or another agent runs over it.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = os.statvfs(root)
+        if state.f_bavail * state.f_frsize < LEAST_DISK:
+            raise StartError(f"the disk of {root} is full: less than {LEAST_DISK >> 20} MiB are free; make room first")
+        lock = (root / "agent.lock").open("a+")
+    except OSError as error:
+        raise StartError(f"the root {root} cannot be used: {error.strerror or error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StartError(f"another node agent runs over {root}; end it, or choose another root") from error
+        yield
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; connections wait in it until the server takes them.
+
+    Raises:
+        StartError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StartError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; stop what listens there, or set port"
+        ) from error
+    return listener
+
+
+def origin(settings: NodeSettings, listener: socket.socket) -> str:
+    """Where the gateway reaches this node."""
+    if settings.node_url is not None:
+        return settings.node_url
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"
+
+
+def probed(
+    settings: NodeSettings, factories: Mapping[RuntimeName, Factory]
+) -> dict[RuntimeName, tuple[SandboxRuntime, RuntimeFacts]]:
+    """The wanted engines that work here, in the wanted order.
+
+    Raises:
+        StartError: none works.
+    """
+    working: dict[RuntimeName, tuple[SandboxRuntime, RuntimeFacts]] = {}
+    problems: list[str] = []
+    for name in settings.runtimes:
+        try:
+            runtime = factories[name](settings)
+            facts = runtime.probe()
+        except RuntimeFailure as failure:
+            problems.append(f"{name}: {failure.message}")
+            log.warning("the %s runtime is left out: %s", name, failure.message)
+            continue
+        working[name] = (runtime, facts)
+        log.info("the %s runtime works: %s, isolation %s", name, facts.version, ", ".join(facts.isolations))
+        for note in facts.notes:
+            log.info("%s: %s", name, note)
+    if not working:
+        raise StartError(f"no engine works on this machine: {'; '.join(problems)}; 'sandboxes doctor' shows the cures")
+    return working
