@@ -1,0 +1,174 @@
+"""Control groups of sandboxes, on hosts with version 1 and with version 2.
+
+The engine makes the groups and sets the limits; here they are read, adjusted, emptied and removed.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from gateway.wire.limits import MIB
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+_PERIOD_US: Final = 100_000  # the kernel's default
+_MIN_QUOTA_US: Final = 1_000  # the kernel refuses less
+_EMPTY_TIMEOUT: Final = 10.0
+
+
+def parent_name(tag: str) -> str:
+    """Name of the group that holds the groups of all sandboxes of one node."""
+    return f"sandbox-{tag}"
+
+
+class Cgroup:
+    """The group ``/sandbox-<tag>/<name>`` in every hierarchy."""
+
+    def __init__(self, tag: str, name: str) -> None:
+        self.path = f"/{parent_name(tag)}/{name}"
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def pids(self) -> set[int]:
+        """Host pids of everything in it: the engine's processes for this sandbox, and nothing else."""
+        found: set[int] = set()
+        for directory in self._directories():
+            with contextlib.suppress(OSError):  # it may go while we look
+                found |= {int(line) for line in (directory / "cgroup.procs").read_text().split()}
+        return found
+
+    def oom_kills(self) -> int:
+        """How often the kernel killed for want of memory here."""
+        return _counter(self._file("memory", "memory.oom_control", "memory.events"), "oom_kill")
+
+    def memory_mb(self) -> float:
+        """MiB charged now; 0 when the group is not there."""
+        return _number(self._file("memory", "memory.usage_in_bytes", "memory.current")) / MIB
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far; 0 when the group is not there."""
+        if _is_v2():
+            return _counter(_ROOT / self.path[1:] / "cpu.stat", "usage_usec") / 1e6
+        return _number(self._file("cpuacct", "cpuacct.usage", "")) / 1e9
+
+    # -- changing ------------------------------------------------------------------------------------------------
+
+    def set_cpus(self, cpus: float) -> None:
+        """Bounds processor time to ``cpus`` cores.
+
+        Raises:
+            OSError: the group or its cpu controller is not there.
+        """
+        quota = cpu_quota(cpus)
+        if _is_v2():
+            (_ROOT / self.path[1:] / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+        else:
+            self._file("cpu", "cpu.cfs_quota_us", "").write_text(str(quota))
+
+    def forbid_swap(self) -> None:
+        """Keeps the group's memory out of swap where the host can say so; elsewhere its limit still holds in memory."""
+        with contextlib.suppress(OSError):
+            (_ROOT / self.path[1:] / "memory.swap.max").write_text("0")
+
+    def kill(self, timeout: float = _EMPTY_TIMEOUT) -> bool:
+        """SIGKILL to everything in it, and waits for the end; whether it is empty now."""
+        deadline = time.monotonic() + timeout
+        while pids := self.pids():
+            handles = [handle for pid in pids if (handle := _kill(pid)) is not None]
+            try:
+                if not _all_ended(handles, deadline):
+                    return False
+            finally:
+                for handle in handles:
+                    os.close(handle)
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    def remove(self) -> bool:
+        """Removes the empty group; whether there was one.  A group with processes stays."""
+        return any([_remove(directory) for directory in self._directories()])
+
+    def _directories(self) -> list[Path]:
+        hierarchies = [_ROOT] if _is_v2() else _v1_hierarchies()
+        return [path for hierarchy in hierarchies if (path := hierarchy / self.path[1:]).is_dir()]
+
+    def _file(self, controller: str, v1: str, v2: str) -> Path:
+        if _is_v2():
+            return _ROOT / self.path[1:] / v2
+        return _ROOT / controller / self.path[1:] / v1
+
+
+def cpu_quota(cpus: float) -> int:
+    """Microseconds per 100 ms for that many cores."""
+    return max(_MIN_QUOTA_US, round(cpus * _PERIOD_US))
+
+
+def names(tag: str) -> set[str]:
+    """Names of the sandboxes' groups that this node has in any hierarchy."""
+    hierarchies = [_ROOT] if _is_v2() else _v1_hierarchies()
+    found: set[str] = set()
+    for hierarchy in hierarchies:
+        with contextlib.suppress(OSError):
+            found |= {entry.name for entry in (hierarchy / parent_name(tag)).iterdir() if entry.is_dir()}
+    return found
+
+
+def remove_parent(tag: str) -> bool:
+    """Removes the node's own group once no sandbox is left in it; whether there was one."""
+    hierarchies = [_ROOT] if _is_v2() else _v1_hierarchies()
+    return any([_remove(hierarchy / parent_name(tag)) for hierarchy in hierarchies])
+
+
+def _is_v2() -> bool:
+    return (_ROOT / "cgroup.controllers").exists()
+
+
+def _v1_hierarchies() -> list[Path]:
+    return sorted({entry.resolve() for entry in _ROOT.iterdir() if entry.is_dir()})
+
+
+def _remove(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except OSError:  # not there, or still in use: the next sweep sees it again
+        return False
+    return True
+
+
+def _kill(pid: int) -> int | None:
+    """Kills through a handle, so that a pid used again cannot be hit later; ``None`` when it is gone already."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    return handle
+
+
+def _all_ended(handles: list[int], deadline: float) -> bool:
+    for handle in handles:
+        left = max(0.0, deadline - time.monotonic())
+        if not select.select([handle], [], [], left)[0]:
+            return False
+    return True
+
+
+def _number(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _counter(path: Path, key: str) -> int:
+    """A ``key value`` line of a flat file; 0 when there is none."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [key]), 0)
