@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.cli.failure import CommandFailed
 
+DEFAULT_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
 LONGEST_ROOT: Final = 40
 """Bytes of the state directory's path.  Unix sockets below it must keep within Linux's 107 bytes for a whole path."""
 

@@ -208,6 +208,7 @@ class Stack:
             A sentence for each thing that could not be ended; the next start over this directory takes it up.
         """
         problems: list[str] = []
+        self._layout.url.unlink(missing_ok=True)
         for step in (self._end_sandboxes, self._end_nodes, self._supervisor.stop_all, self._end_engine):
             try:
                 step()

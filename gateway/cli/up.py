@@ -7,11 +7,12 @@ from typing import Annotated, Final
 import typer
 
 from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import Layout, held
+from gateway.cli.layout import DEFAULT_STATE_DIR, Layout, held
 from gateway.cli.stack import Stack
 
-DEFAULT_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
 DEFAULT_PORT: Final = 8090
+
+__all__ = ["DEFAULT_PORT", "DEFAULT_STATE_DIR", "app", "say"]
 
 app = typer.Typer()
 

@@ -1,0 +1,108 @@
+"""Gateway, node agent and autoscaler die at random moments; no sandbox is lost, doubled or left behind."""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.chaos.clients import Record, cycle
+from tests.chaos.killer import DAEMONS, Killer
+from tests.engines.images import import_images
+from tests.stack import Up, assert_nothing_left, marks, pids_of, running, until
+
+SEED: Final = int(os.environ.get("CHAOS_SEED", "20261"))
+CLIENTS: Final = 8
+
+
+@pytest.fixture
+def up(engines: None) -> Iterator[Up]:
+    with running() as made:
+        yield made
+
+
+class Twins(threading.Thread):
+    """Watches the engine itself for a sandbox that runs twice."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(daemon=True)
+        self._root = root
+        self._over = threading.Event()
+        self.seen: set[str] = set()
+
+    def run(self) -> None:
+        while not self._over.wait(0.2):
+            self.seen |= {name for name, times in sentries(self._root).items() if times > 1}
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def sentries(root: Path) -> Counter[str]:
+    """How many gVisor kernels run for each sandbox of this service, by the words of their command lines."""
+    found: Counter[str] = Counter()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "boot" in words and any(str(root) in word for word in words):
+            found[[word for word in words if word][-1]] += 1
+    return found
+
+
+def storm(up: Up, cycles: int, pause: tuple[float, float]) -> tuple[Record, Killer]:
+    """All cycles by `CLIENTS` clients at once, while the daemons are killed."""
+    image = import_images(up.engine()).busybox
+    client, record = up.client(), Record()
+    killer, twins = Killer(up, SEED, pause), Twins(up.layout.root)
+    killer.start()
+    twins.start()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for number in range(cycles):
+            pool.submit(cycle, client, f"chaos-{number}", image, record)
+    killer.stop()
+    twins.stop()
+    record.wrong += [f"{name} ran twice at once" for name in twins.seen]
+    return record, killer
+
+
+def recovered(up: Up) -> bool:
+    """Whether all three daemons are back and the node holds nothing."""
+    if any(up.pid(daemon) is None for daemon in DAEMONS):
+        return False
+    nodes = [node for node in up.operator().nodes() if node.state == "ready"]
+    return bool(nodes) and all(node.sandboxes == 0 for node in nodes) and not sentries(up.layout.root)
+
+
+def weather(up: Up, cycles: int, pause: tuple[float, float]) -> None:
+    record, killer = storm(up, cycles, pause)
+    print(f"seed {SEED}: {dict(killer.killed)} killed, {len(record.done)} cycles done, {record.retries} retries")
+    assert record.wrong == []
+    assert len(record.done) == cycles
+    until(lambda: recovered(up), "all daemons are back, and the node is empty", 120)
+    looked_for = marks(up.layout)
+    assert up.end() == 0, up.words
+    for daemon in DAEMONS:
+        assert pids_of(up.layout.root, daemon) == []
+    assert_nothing_left(looked_for)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_a_short_storm(up: Up) -> None:
+    weather(up, cycles=24, pause=(1.0, 3.0))
+
+
+@pytest.mark.soak
+@pytest.mark.engine
+@pytest.mark.timeout(3600)
+def test_a_long_storm(up: Up) -> None:
+    weather(up, cycles=200, pause=(1.0, 6.0))

@@ -1,0 +1,160 @@
+"""The whole service as a user starts it: ``sandboxes up`` as a process over a state directory of its own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import docker
+
+from gateway.cli import leftovers
+from gateway.cli.demo import free_port
+from gateway.cli.layout import Layout
+from gateway.client import GatewayClient
+from node_agent.settings import tag_of
+from ucloud_sandboxes_sdk import SandboxClient
+
+UP_SECONDS: Final = 120.0
+DOWN_SECONDS: Final = 120.0
+LAST_LINE: Final = "Ctrl-C ends everything."
+WORDS: Final = {
+    "gateway": " gateway run",
+    "autoscaler": " autoscaler run",
+    "node": " node run",
+}
+
+
+@dataclass
+class Up:
+    """One run of ``sandboxes up``."""
+
+    layout: Layout
+    port: int
+    process: "subprocess.Popen[str]"
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> SandboxClient:
+        return SandboxClient(self.url, api_token=(self.layout.tokens / "client").read_text().strip())
+
+    def operator(self) -> GatewayClient:
+        return GatewayClient(self.url, (self.layout.tokens / "operator").read_text())
+
+    def engine(self) -> docker.APIClient:
+        """The Docker engine of this service, or the machine's where one answers."""
+        ours = self.layout.docker_socket
+        return docker.APIClient(base_url=f"unix://{ours}" if ours.exists() else None, timeout=60)
+
+    def pid(self, daemon: str) -> int | None:
+        """Process id of ``gateway``, ``autoscaler`` or ``node``; ``None`` while it is not running."""
+        return next(iter(pids_of(self.layout.root, daemon)), None)
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Asks it to end, waits, and returns its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(DOWN_SECONDS)
+
+    @property
+    def words(self) -> str:
+        return "".join(self.said)
+
+
+def pids_of(root: Path, daemon: str) -> list[int]:
+    """Processes of that daemon over that state directory, whoever started them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            place = command + (entry / "environ").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if "gateway.cli" + WORDS[daemon] in command and f"{root}/" in place and "setpriv" not in command:
+            found.append(int(entry.name))
+    return found
+
+
+def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Asks until it is so; other processes' doings give no event to wait for."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"after {seconds:.0f} s still not so: {what}"
+        time.sleep(0.05)
+
+
+def start(layout: Layout, port: int, *, ready: bool = True) -> Up:
+    """Starts ``sandboxes up`` and returns when it says that it is up, or at once with ``ready=False``."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.cli", "up", "--state-dir", str(layout.root), "--port", str(port)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    made = Up(layout, port, process)
+    came = threading.Event()
+
+    def listen() -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                made.said.append(line)
+                if line.strip() == LAST_LINE:
+                    came.set()
+        came.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    if ready:
+        assert came.wait(UP_SECONDS), f"not up in time: {made.words}"
+        assert process.poll() is None, f"it ended: {made.words}"
+    return made
+
+
+def marks(layout: Layout) -> leftovers.Marks:
+    """What everything of this service is marked with, as long as its nodes' directories are there."""
+    return (str(layout.root), *(tag_of(home / "node") for home in layout.instances.iterdir()))
+
+
+def assert_nothing_left(looked_for: leftovers.Marks) -> None:
+    """Fails when the machine still has something that carries one of the marks, other than the state directory."""
+    found = leftovers.find(looked_for)
+    found["file or directory"] = [name for name in found["file or directory"] if name not in looked_for]
+    assert not any(found.values()), {kind: names for kind, names in found.items() if names}
+
+
+@contextmanager
+def state() -> Iterator[Layout]:
+    """A short state directory, removed at the end; nothing may be mounted below it then."""
+    root = Path(tempfile.mkdtemp(prefix="sbt-", dir="/var/tmp"))
+    try:
+        yield Layout(root)
+    finally:
+        if not list(leftovers.mounts((str(root),))):
+            shutil.rmtree(root)
+
+
+@contextmanager
+def running(layout: Layout | None = None) -> Iterator[Up]:
+    """A service that is up inside the block and killed after it if the test did not end it."""
+    with state() as made:
+        service = start(layout or made, free_port())
+        try:
+            yield service
+        finally:
+            if service.process.poll() is None:
+                service.end()
