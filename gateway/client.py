@@ -85,10 +85,11 @@ class _Bearer(requests.auth.AuthBase):
     """Puts the token on each request.  An auth object also keeps ``~/.netrc`` from replacing it."""
 
     def __init__(self, token: str) -> None:
-        self._value = f"Bearer {token}"
+        self._value = f"Bearer {token}" if token else None
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = self._value
+        if self._value is not None:
+            request.headers["Authorization"] = self._value
         return request
 
 
@@ -104,6 +105,16 @@ def _seconds(header: str | None) -> float | None:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except ValueError:
         return None
+
+
+def _why(error: BaseException) -> str:
+    """What the operating system said, if it did; else what the library says."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        found = found.__cause__ or found.__context__
+    return str(error)
 
 
 def _error_of(response: requests.Response, content: bytes) -> GatewayError:
@@ -133,7 +144,7 @@ class GatewayClient:
 
     Args:
         url: the gateway's origin; a path below which it is mounted is kept.
-        token: bearer of every call.
+        token: bearer of every call; empty sends none, which is enough for health.
         timeout: seconds for connecting, and between two pieces of an answer.
         attempts: most tries of an idempotent call.
         sleep: waits that many seconds; tests and stoppable daemons bring their own.
@@ -319,7 +330,7 @@ class GatewayClient:
             ) as response:
                 return response, self._bounded(response)
         except requests.RequestException as error:
-            raise GatewayUnreachableError(f"the gateway at {self.url} gave no answer: {error}") from error
+            raise GatewayUnreachableError(f"the gateway at {self.url} gave no answer: {_why(error)}") from error
 
     def _bounded(self, response: requests.Response) -> bytes:
         pieces: list[bytes] = []

@@ -30,6 +30,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 DRAIN_BYTES: Final = 256 * limits.MIB  # the largest body that the public SDK sends
 DRAIN_SECONDS: Final = 10.0
+BODY_IDLE: Final = 120.0  # seconds in which a client may send no byte of a body
 
 _FILE_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/files")
 # Health and node traffic must pass when clients fill everything else: it is what makes room again.
@@ -162,7 +163,10 @@ class _Body:
 
 
 class BodyLimit:
-    """Refuses bodies above the limit of their route: at once when the length is told, else when it is passed."""
+    """Refuses bodies above the limit of their route, and those that stop coming.
+
+    A length that is told is judged at once; a body without one when it passes the limit.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -177,16 +181,27 @@ class BodyLimit:
         if told.isascii() and told.isdigit() and int(told) > limit:
             raise _too_large(limit)
         got = 0
+        more = True
 
         async def counted() -> Message:
-            nonlocal got
-            message = await receive()
+            nonlocal got, more
+            # After the body only a disconnect can come, and waiting for that has no end of its own.
+            message = await (_in_time(receive) if more else receive())
+            more = bool(message.get("more_body", False))
             got += len(message.get("body", b""))
             if got > limit:
                 raise _too_large(limit)
             return message
 
         await self._app(scope, counted, send)
+
+
+async def _in_time(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(BODY_IDLE):
+            return await receive()
+    except TimeoutError:
+        raise ApiError(ErrorCode.TIMEOUT, f"no byte of the body of this request came for {BODY_IDLE:g} s") from None
 
 
 def _too_large(limit: int) -> ApiError:

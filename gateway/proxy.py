@@ -15,11 +15,10 @@ from gateway.errors import ApiError
 from gateway.middleware import StreamBrokenError
 from gateway.services.ports import NodeAddress
 from gateway.upstream import NodeCall, Upstream, broken, read_answer
-from gateway.wire.errors import ErrorCode
 
 T = TypeVar("T")
 
-CLIENT_IDLE: Final = 120.0  # seconds in which a client may neither send nor take a byte of a stream
+CLIENT_IDLE: Final = 120.0  # seconds in which a client may take no byte of a stream
 
 _PASSED: Final = frozenset({"content-type", "content-length", "x-sandbox-id", "x-sandbox-path"})
 
@@ -55,16 +54,16 @@ async def _disconnected(receive: Receive) -> None:
 class Upload:
     """The body of a request as a node reads it.
 
-    ``left`` is true once the client has gone before the end.
+    ``failure`` is what ended it early: the client left, or a layer refused the rest of the body.
     """
 
     def __init__(self, receive: Receive, on_chunk: Callable[[], None] | None = None) -> None:
         self._receive = receive
         self._on_chunk = on_chunk
-        self.left = False
-        self.late = False
+        self.failure: CallerGoneError | ApiError | None = None
 
     async def chunks(self) -> AsyncIterator[bytes]:
+        """The pieces of the body; raises `failure`, which breaks the node's request off instead of ending it."""
         more = True
         while more:
             message = await self._next()
@@ -76,15 +75,12 @@ class Upload:
 
     async def _next(self) -> Message:
         try:
-            async with asyncio.timeout(CLIENT_IDLE):
-                message = await self._receive()
-        except TimeoutError:
-            self.late = True
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise CallerGoneError
+        except (CallerGoneError, ApiError) as failure:
+            self.failure = failure
             raise
-        if message["type"] == "http.disconnect":
-            self.left = True
-            # Breaks the node's request off as well: it must not take the part for the whole.
-            raise CallerGoneError
         return message
 
 
@@ -100,18 +96,16 @@ async def upload(
 
     Raises:
         CallerGoneError: the client left before the end of its body; so did the call to the node.
-        ApiError: as `Upstream.ask`; ``TIMEOUT`` when the client stopped sending.
+        ApiError: as `Upstream.ask`, or what a layer refused the body with.
     """
     body = Upload(receive, on_chunk)
     call = make_call(body)
     try:
         async with upstream.stream(node, call) as response:
             return await read_answer(node, call, response)
-    except ApiError as error:
-        if body.left:
-            raise CallerGoneError from error
-        if body.late:
-            raise ApiError(ErrorCode.TIMEOUT, f"the body of this request stopped for {CLIENT_IDLE:g} s") from error
+    except ApiError:
+        if body.failure is not None:
+            raise body.failure from None
         raise
 
 

@@ -1,0 +1,103 @@
+"""Puts a gateway together and serves it: the only place that knows all its parts."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+
+from gateway.app import build_app
+from gateway.server import Server
+from gateway.services.assembly import Services, build
+from gateway.services.tokens import TokenService
+from gateway.settings import GatewaySettings
+from gateway.store.db import StoreError
+from gateway.upstream import Upstream
+
+_log = logging.getLogger("gateway")
+
+
+class StartError(Exception):
+    """The gateway cannot start; one sentence that names the cause and the cure."""
+
+
+def run(settings: GatewaySettings) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        StartError: the port, the state directory, the database or the tokens do not allow it; nothing was started.
+    """
+    with _listener(settings.host, settings.port) as listener, _alone(settings):
+        upstream = Upstream()
+        try:
+            services = build(settings, upstream)
+        except StoreError as error:
+            raise StartError(str(error)) from error
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(services, upstream, listener))
+
+
+@contextlib.contextmanager
+def _listener(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket on the gateway's address, bound before anything else is touched; the server listens on it later."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, port))
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {host} port {port}: {error.strerror or error};"
+                " stop what holds it, or choose another with --port"
+            ) from error
+        yield made
+
+
+@contextlib.contextmanager
+def _alone(settings: GatewaySettings) -> Iterator[None]:
+    """Holds the state directory, so that one SQLite file never has two gateways."""
+    directory = settings.state_dir
+    lock = directory / "gateway.lock"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StartError(
+            f"the state directory {directory} cannot be used: {error.strerror}; choose another with --state-dir"
+        ) from error
+    try:
+        _take(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, lock: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise StartError(
+            f"another gateway runs on {lock.parent}; stop that one, or choose another state directory"
+        ) from (error)
+
+
+async def _serve(services: Services, upstream: Upstream, listener: socket.socket) -> None:
+    await _require_token(services.tokens)
+    async with upstream, services:
+        await Server(build_app(services, upstream)).serve(sockets=[listener])
+    _log.info("the gateway has stopped")
+
+
+async def _require_token(tokens: TokenService) -> None:
+    """No token, no start: a gateway that nobody can use helps nobody, and an open one is worse."""
+    records = (await tokens.all()).tokens
+    if not any(record.revoked_at is None for record in records):
+        raise StartError(
+            "there is no token yet, and without one the gateway does not start;"
+            " make the first with: sandboxes token create --name admin --scope operator"
+        )
