@@ -37,6 +37,8 @@ class GatewaySettings(BaseSettings):
     """Seconds that a delete waits for the node before it answers that the delete goes on."""
     pending_lease: float = Field(default=limits.PENDING_LEASE, gt=0)
     """Seconds after which a waiting create that nobody retries fails."""
+    max_pending: int = Field(default=10_000, ge=1)
+    """Most sandboxes that may wait for room at once; further creates are refused with ``no_room``."""
     heartbeat_interval: float = Field(default=limits.HEARTBEAT_INTERVAL, gt=0)
     """Seconds between two heartbeats of a node, told to nodes."""
     unreachable_after: float = Field(default=limits.UNREACHABLE_AFTER, gt=0)

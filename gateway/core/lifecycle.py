@@ -52,6 +52,13 @@ DEATHS: Final[Mapping[ErrorCode, DeathReason]] = {
 }
 """Reason of death by the error that killed it; every other error is a ``start_error``."""
 
+START_FAILURES: Final[Mapping[DeathReason | None, ErrorCode]] = {
+    DeathReason.IMAGE_ERROR: ErrorCode.IMAGE_ERROR,
+    DeathReason.START_ERROR: ErrorCode.START_ERROR,
+    DeathReason.DISK_FULL: ErrorCode.DISK_FULL,
+}
+"""What a create is answered with when its node reports that the sandbox died of this before it ran."""
+
 UNPLACED_ERRORS: Final = frozenset({ErrorCode.NO_ROOM, ErrorCode.NEVER_FITS})
 """Failures that say nothing about the sandbox itself: a later create starts afresh."""
 
@@ -111,6 +118,7 @@ def ended(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
     return replace(
         _moved(sandbox, state, now),
         reason=item.reason or (DeathReason.EXITED if state is S.EXITED else DeathReason.START_ERROR),
+        error=START_FAILURES.get(item.reason) if state is S.FAILED and item.started_at is None else None,
         detail=item.detail,
         exit_code=item.exit_code,
         started_at=item.started_at or sandbox.started_at,
@@ -195,10 +203,21 @@ def without_node(sandbox: Sandbox, operation_id: str, detail: str, now: datetime
 
 def deleting(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox:
     """On its way out, or out at once when no node has anything of it.  The first cause of death stays."""
-    on_node = sandbox.node_id is not None and sandbox.state is not S.PENDING
+    # A lost one's node, should it come back, removes what no row owns.
+    on_node = sandbox.node_id is not None and sandbox.state is not S.LOST
     way_out = S.DELETING if on_node or S.DELETED not in SANDBOX_TRANSITIONS[sandbox.state] else S.DELETED
     after = replace(_moved(sandbox, way_out, now), reason=sandbox.reason or reason)
     return replace(after, ended_at=sandbox.ended_at or now) if way_out is S.DELETED else after
+
+
+def unless_leaving(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox | None:
+    """As `deleting`; ``None`` when it is on its way out already."""
+    return None if sandbox.state in {S.DELETING, S.DELETED} else deleting(sandbox, reason, now)
+
+
+def starts_afresh(sandbox: Sandbox) -> bool:
+    """Whether a create of this id begins anew: it is deleted, or failed for want of room alone."""
+    return sandbox.state is S.DELETED or (sandbox.state is S.FAILED and sandbox.error in UNPLACED_ERRORS)
 
 
 def deleted(sandbox: Sandbox, now: datetime) -> Sandbox:

@@ -73,3 +73,13 @@ def heard(node: Node, beat: Heartbeat, now: datetime) -> Node:
 def capacity_changed(before: Node, after: Node) -> bool:
     """Whether a waiting sandbox might find room now that found none before."""
     return (before.state, before.total, before.runtimes) != (after.state, after.total, after.runtimes)
+
+
+def in_state(node: Node, state: NodeState) -> Node:
+    """The node in another state."""
+    return replace(node, state=next_state(NODE_TRANSITIONS, node.state, state))
+
+
+def rejoined(node: Node, fresh: Node) -> Node:
+    """A known node whose instance registers again: what the agent says anew, what the operator decided before."""
+    return opened(replace(fresh, id=node.id, version=node.version, state=node.state, draining=node.draining))

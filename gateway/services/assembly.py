@@ -1,14 +1,50 @@
 """All services of one gateway, put together and run."""
 
+import uuid
 from dataclasses import dataclass
-from typing import Self
+from typing import IO, Self
 
+from sqlmodel import Session
+
+from gateway.core.lifecycle import UNSETTLED
+from gateway.core.liveness import Patience
+from gateway.core.model import Node, Sandbox
+from gateway.services.activity import Activity
+from gateway.services.background import Background
 from gateway.services.capacity import CapacityService
+from gateway.services.directory import Directory
+from gateway.services.dispatcher import Dispatcher
+from gateway.services.drivers import Drivers, Rim
+from gateway.services.expiry import Expiry
+from gateway.services.ledger import Ledger
 from gateway.services.nodes import NodeService
-from gateway.services.ports import Clock, NodeGateway
+from gateway.services.ports import Clock, NewId, NodeGateway, SystemClock
 from gateway.services.sandboxes import SandboxService
+from gateway.services.secret import lock_state, node_secret
+from gateway.services.silence import Silence
 from gateway.services.tokens import TokenService
 from gateway.settings import GatewaySettings
+from gateway.store import nodes, sandboxes, tokens
+from gateway.store.db import Database
+from gateway.wire.states import SandboxState
+
+
+def random_id() -> str:
+    """A name that nobody else has."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Works:
+    """What runs behind the services."""
+
+    db: Database
+    lock: IO[str]
+    rim: Rim
+    drivers: Drivers
+    expiry: Expiry
+    silence: Silence
+    activity: Activity
 
 
 @dataclass(frozen=True)
@@ -19,6 +55,7 @@ class Services:
     nodes: NodeService
     capacity: CapacityService
     tokens: TokenService
+    works: Works
 
     async def ready(self) -> None:
         """Returns when the store answers.
@@ -26,19 +63,79 @@ class Services:
         Raises:
             ApiError: ``BUSY`` or ``DISK_FULL``.
         """
+        await self.works.db.read(lambda session: tokens.get(session, ""))
 
     async def __aenter__(self) -> Self:
         """Starts: unsettled sandboxes get their drivers again, nodes their full grace period."""
+        works = self.works
+        for listener in (works.rim.dispatcher.on_change, works.drivers.on_change, works.expiry.on_change):
+            works.rim.ledger.listen(listener)
+        known_nodes, known_sandboxes = await works.db.read(_unfinished)
+        for node in known_nodes:
+            works.silence.heard(node)
+        for sandbox in known_sandboxes:
+            works.rim.ledger.publish(sandbox)
+        # Only what changes from now on is activity; the rows say when the others were last used.
+        works.rim.ledger.listen(works.activity.on_change)
+        for name, loop in {
+            "dispatcher": works.rim.dispatcher.run,
+            "expiry": works.expiry.run,
+            "housekeeping": works.expiry.housekeep,
+            "silence": works.silence.run,
+            "activity": works.activity.run,
+        }.items():
+            works.rim.background.keep(loop, name)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Stops all background tasks and closes the store; rows keep what was left undone."""
+        await self.works.rim.background.stop()
+        try:
+            await self.works.activity.flush()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Closes the store; also the way out for services that were built and never started."""
+        self.works.db.close()
+        self.works.lock.close()
 
 
-def build(settings: GatewaySettings, node_gateway: NodeGateway, clock: Clock | None = None) -> Services:
+def build(
+    settings: GatewaySettings, node_gateway: NodeGateway, clock: Clock | None = None, new_id: NewId = random_id
+) -> Services:
     """The services over the database of ``settings``: it is made or migrated first (blocking).
 
     Raises:
-        gateway.store.db.StoreError: newer schema, unreachable, not writable or full disk; one clear sentence.
+        gateway.store.db.StoreError: newer schema, unreachable, not writable, full disk, or in use by another gateway;
+            one clear sentence.
     """
-    raise AssertionError
+    lock = lock_state(settings.state_dir)
+    try:
+        secret = node_secret(settings.state_dir)
+        db = Database.open(settings.url)
+    except BaseException:
+        lock.close()
+        raise
+    clock = clock or SystemClock()
+    background = Background(clock)
+    ledger = Ledger(db, background)
+    dispatcher = Dispatcher(ledger, clock)
+    rim = Rim(ledger, node_gateway, Directory(db, secret), dispatcher, background, clock, new_id)
+    activity = Activity(db, clock)
+    expiry = Expiry(ledger, clock, settings)
+    silence = Silence(ledger, clock, new_id, Patience(settings.unreachable_after, settings.lost_after))
+    token_service = TokenService(db, clock, new_id)
+    return Services(
+        sandboxes=SandboxService(rim, activity, expiry, settings),
+        nodes=NodeService(rim, silence, activity, token_service, settings),
+        capacity=CapacityService(db, clock, dispatcher),
+        tokens=token_service,
+        works=Works(db, lock, rim, Drivers(rim), expiry, silence, activity),
+    )
+
+
+def _unfinished(session: Session) -> tuple[list[Node], list[Sandbox]]:
+    """All nodes; and all sandboxes that something will still happen to, by an order or by a deadline."""
+    open_rows = sandboxes.in_states(session, set(SandboxState) - {SandboxState.DELETED})
+    return nodes.present(session), [row for row in open_rows if row.state in UNSETTLED or row.expires_at is not None]

@@ -1,11 +1,13 @@
 """What waits for room, and what could be had."""
 
 from gateway.core.model import Sandbox
+from gateway.errors import ApiError
 from gateway.services.dispatcher import Dispatcher
 from gateway.services.ports import Clock
 from gateway.store import ceilings, sandboxes
 from gateway.store.db import Database
 from gateway.wire.capacity import Ceilings, Demand, WaitingSandbox
+from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
 
@@ -30,9 +32,16 @@ class CapacityService:
         )
 
     async def set_ceilings(self, told: Ceilings) -> None:
-        """Replaces what the autoscaler said before; waiting sandboxes are judged again."""
-        if await self._db.read(ceilings.told) != sorted(told.pools, key=lambda pool: pool.pool):
-            await self._db.write(lambda session: ceilings.replace_all(session, told.pools))
+        """Replaces what the autoscaler said before; waiting sandboxes are judged again.
+
+        Raises:
+            ApiError: ``INVALID_REQUEST`` when a pool is told twice.
+        """
+        pools = sorted(told.pools, key=lambda pool: pool.pool)
+        if len({pool.pool for pool in pools}) != len(pools):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "pools: every pool may be told once")
+        if await self._db.read(ceilings.told) != pools:
+            await self._db.write(lambda session: ceilings.replace_all(session, pools))
             self._dispatcher.wake()
 
 

@@ -41,6 +41,11 @@ class Watch:
         self.latest = sandbox
         self._event.set()
 
+    def newer_than(self, sandbox: Sandbox) -> Sandbox:
+        """The last change that was told, or ``sandbox`` where that is younger."""
+        latest = self.latest
+        return latest if latest is not None and latest.version > sandbox.version else sandbox
+
     async def change(self, clock: Clock, until: float) -> bool:
         """Whether a change came (or had come since the last call) before the monotonic time ``until``."""
         came = await wait_for_event(self._event, clock, until)

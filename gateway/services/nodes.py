@@ -1,6 +1,27 @@
 """Nodes as they register, report and leave."""
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlmodel import Session
+
+from gateway.core import inventory, lifecycle, liveness
+from gateway.core.inventory import Remove, Update
+from gateway.core.model import JoinGrant, Node, Sandbox
+from gateway.errors import ApiError
+from gateway.services.activity import Activity
+from gateway.services.drivers import Rim
+from gateway.services.enrolment import Enrolment, check_url, enrol
+from gateway.services.ledger import Written
 from gateway.services.ports import NodeAddress
+from gateway.services.records import node_record
+from gateway.services.silence import Silence, give_up
+from gateway.services.tokens import TokenService, new_secret, sha256_of
+from gateway.settings import GatewaySettings
+from gateway.store import nodes, sandboxes, tokens
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import (
     Heartbeat,
     HeartbeatAnswer,
@@ -10,24 +31,73 @@ from gateway.wire.nodes import (
     NodeList,
     RegisterAnswer,
     RegisterRequest,
+    Removal,
 )
+from gateway.wire.states import LIVE, DeathReason, NodeState
+
+
+@dataclass(frozen=True)
+class _TakenIn:
+    """A heartbeat once it is in the store."""
+
+    before: Node
+    after: Node
+    rows: tuple[Sandbox, ...]
+    """The node's sandboxes as they were before."""
+    decisions: tuple[Update | Remove, ...]
+    news: bool
 
 
 class NodeService:
     """Registration, heartbeats, drain and removal of nodes."""
 
+    def __init__(
+        self, rim: Rim, silence: Silence, activity: Activity, token_service: TokenService, settings: GatewaySettings
+    ) -> None:
+        self._rim = rim
+        self._silence = silence
+        self._activity = activity
+        self._tokens = token_service
+        self._settings = settings
+        self._seen: dict[str, Mapping[str, int]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
     async def make_join_token(self, request: JoinTokenRequest) -> JoinToken:
         """A secret with which one instance may register once."""
-        raise AssertionError
+        now = self._rim.clock.now()
+        grant = JoinGrant(
+            self._rim.new_id(), request.instance, request.pool, now + timedelta(seconds=request.ttl_seconds)
+        )
+        secret = new_secret("j")
+        await self._rim.ledger.db.write(lambda session: nodes.add_grant(session, grant, sha256_of(secret), now))
+        return JoinToken(token=secret, instance=grant.instance, expires_at=grant.expires_at)
 
     async def register(self, join_token: str, request: RegisterRequest) -> RegisterAnswer:
         """Both credentials of the node.
 
         Raises:
             ApiError: ``UNAUTHORIZED`` (unknown or expired token), ``FORBIDDEN`` (made for another instance),
-                ``TOKEN_USED``.
+                ``TOKEN_USED``, ``INVALID_REQUEST`` (the node's URL).
         """
-        raise AssertionError
+        check_url(request.node_url)
+        credential = new_secret("n")
+        enrolment = Enrolment(
+            request=request,
+            join_sha256=sha256_of(join_token),
+            node_id=f"node-{self._rim.new_id()}",
+            token_id=self._rim.new_id(),
+            credential_sha256=sha256_of(credential),
+            now=self._rim.clock.now(),
+        )
+        node = await self._rim.ledger.db.write(lambda session: enrol(session, enrolment))
+        self._tokens.forget()
+        self._silence.heard(node)
+        return RegisterAnswer(
+            node_id=node.id,
+            credential=credential,
+            control_token=self._rim.directory.control_token(node.id),
+            heartbeat_seconds=self._settings.heartbeat_interval,
+        )
 
     async def heartbeat(self, node_id: str, beat: Heartbeat) -> HeartbeatAnswer:
         """Takes in the node's truth; answers what the node shall remove.
@@ -35,11 +105,13 @@ class NodeService:
         Raises:
             ApiError: ``NODE_NOT_FOUND``: it was removed and must register again.
         """
-        raise AssertionError
+        check_url(beat.node_url)
+        return await self._rim.background.finish(self._heartbeat(node_id, beat), f"heartbeat-{node_id}")
 
     async def all(self) -> NodeList:
         """All nodes that are not gone, oldest first."""
-        raise AssertionError
+        loads = await self._rim.ledger.db.read(lambda session: nodes.with_load(session, nodes.present(session)))
+        return NodeList(nodes=[node_record(load) for load in loads])
 
     async def drain(self, node_id: str, draining: bool) -> NodeEnvelope:
         """Closes or opens it for new sandboxes.
@@ -47,7 +119,14 @@ class NodeService:
         Raises:
             ApiError: ``NODE_NOT_FOUND``.
         """
-        raise AssertionError
+
+        def fn(session: Session) -> NodeEnvelope:
+            node = _known(session, node_id)
+            return _envelope(session, nodes.save(session, node, liveness.drained(node, draining)))
+
+        envelope = await self._rim.ledger.db.write(fn)
+        self._rim.dispatcher.wake()
+        return envelope
 
     async def remove(self, node_id: str) -> NodeEnvelope:
         """Forgets a node and its credential.
@@ -55,7 +134,13 @@ class NodeService:
         Raises:
             ApiError: ``NODE_NOT_FOUND``; ``CONFLICT`` while it holds live sandboxes and is not lost.
         """
-        raise AssertionError
+        envelope = await self._rim.ledger.commit(lambda session: self._remove(session, node_id))
+        self._tokens.forget()
+        self._silence.forget(node_id)
+        self._seen.pop(node_id, None)
+        self._locks.pop(node_id, None)
+        self._rim.dispatcher.wake()
+        return envelope
 
     async def address(self, node_id: str) -> NodeAddress:
         """Where it is reached.
@@ -63,4 +148,96 @@ class NodeService:
         Raises:
             ApiError: ``NODE_NOT_FOUND``.
         """
-        raise AssertionError
+        address = await self._rim.directory.address(node_id)
+        if address is None:
+            raise _not_found(node_id)
+        return address
+
+    # -- heartbeat ----------------------------------------------------------------------------------------------------
+
+    async def _heartbeat(self, node_id: str, beat: Heartbeat) -> HeartbeatAnswer:
+        async with self._locks.setdefault(node_id, asyncio.Lock()):
+            seen = self._seen.get(node_id, {})
+            taken = await self._rim.ledger.commit(lambda session: self._take_in(session, node_id, beat, seen))
+            self._silence.heard(taken.after)
+            if taken.news:
+                self._seen[node_id] = inventory.with_versions(taken.rows, taken.decisions)
+                self._rim.dispatcher.forgive(node_id)
+                if liveness.capacity_changed(taken.before, taken.after):
+                    self._rim.dispatcher.wake()
+                await self._end_idle(taken, beat)
+        removals = [Removal(sandbox_id=d.sandbox_id, generation=d.generation) for d in _removes(taken)]
+        return HeartbeatAnswer(
+            remove=removals,
+            draining=taken.after.draining,
+            heartbeat_seconds=self._settings.heartbeat_interval,
+        )
+
+    def _take_in(self, session: Session, node_id: str, beat: Heartbeat, seen: Mapping[str, int]) -> Written[_TakenIn]:
+        now = self._rim.clock.now()
+        node = _known(session, node_id)
+        if not liveness.is_news(node, beat):
+            return Written(_TakenIn(node, node, (), (), news=False))
+        after = nodes.save(session, node, liveness.heard(node, beat, now))
+        rows = tuple(sandboxes.on_node(session, node_id))
+        decisions = tuple(inventory.reconcile(rows, beat.inventory, seen, node_id, now))
+        changed = [sandboxes.save(session, d.before, d.after) for d in decisions if isinstance(d, Update)]
+        return Written(_TakenIn(node, after, rows, decisions, news=True), tuple(changed))
+
+    async def _end_idle(self, taken: _TakenIn, beat: Heartbeat) -> None:
+        """Deletes what nobody used for its ``idle_seconds``, on the evidence of this inventory.
+
+        Judged here and not by a timer, because only the node knows whether an exec still runs: a silent node's
+        sandboxes are never idle.
+        """
+        rows = {row.id: row for row in taken.rows}
+        for item in beat.inventory:
+            row = rows.get(item.sandbox_id)
+            if row is None or row.spec.idle_seconds is None or item.generation != row.generation:
+                continue
+            if item.live_execs:
+                self._activity.touch(row.id)
+            elif row.started_at is not None and self._activity.idle_seconds(row) >= row.spec.idle_seconds:
+                await self._expire(row, self._rim.clock.now())
+
+    async def _expire(self, sandbox: Sandbox, now: datetime) -> None:
+        def decide(row: Sandbox) -> Sandbox | None:
+            same = row.generation == sandbox.generation
+            return lifecycle.unless_leaving(row, DeathReason.IDLE, now) if same else None
+
+        await self._rim.ledger.change(sandbox.id, decide)
+
+    # -- removal ------------------------------------------------------------------------------------------------------
+
+    def _remove(self, session: Session, node_id: str) -> Written[NodeEnvelope]:
+        node = _known(session, node_id)
+        live = [row.id for row in sandboxes.on_node(session, node_id) if row.state in LIVE]
+        if live and node.state is not NodeState.LOST:
+            raise ApiError(
+                ErrorCode.CONFLICT,
+                f"node {node_id} holds {len(live)} live sandboxes, e.g. {live[0]}; drain it and delete them first",
+                retryable=False,
+            )
+        changed = give_up(session, node_id, self._rim.new_id, self._rim.clock)
+        gone = nodes.save(session, node, liveness.in_state(node, NodeState.GONE))
+        tokens.revoke_of_node(session, node_id, self._rim.clock.now())
+        return Written(_envelope(session, gone), tuple(changed))
+
+
+def _removes(taken: _TakenIn) -> list[Remove]:
+    return [decision for decision in taken.decisions if isinstance(decision, Remove)]
+
+
+def _known(session: Session, node_id: str) -> Node:
+    node = nodes.get(session, node_id)
+    if node is None or node.state is NodeState.GONE:
+        raise _not_found(node_id)
+    return node
+
+
+def _envelope(session: Session, node: Node) -> NodeEnvelope:
+    return NodeEnvelope(node=node_record(nodes.with_load(session, [node])[0]))
+
+
+def _not_found(node_id: str) -> ApiError:
+    return ApiError(ErrorCode.NODE_NOT_FOUND, f"there is no node {node_id}; it may register with a new join token")

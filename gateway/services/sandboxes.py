@@ -1,14 +1,50 @@
 """Sandboxes as clients see them."""
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
-from gateway.services.ports import Route
+from sqlmodel import Session
+
+from gateway.core import lifecycle
+from gateway.core.model import Node, Sandbox
+from gateway.services import refusals
+from gateway.services.activity import Activity
+from gateway.services.admission import Admitted, Application, admit
+from gateway.services.drivers import Rim
+from gateway.services.expiry import Expiry
+from gateway.services.ledger import Watch, Written
+from gateway.services.ports import NodeAddress, Route
+from gateway.services.records import cursor_after, read_cursor, sandbox_record
+from gateway.settings import GatewaySettings
+from gateway.store import nodes, sandboxes
+from gateway.wire import limits
 from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
-from gateway.wire.states import SandboxState
+from gateway.wire.states import DeathReason, NodeState, SandboxState
+
+S = SandboxState
+
+
+@dataclass(frozen=True)
+class _Located:
+    """A sandbox and the node that it is on."""
+
+    sandbox: Sandbox
+    node: Node | None
 
 
 class SandboxService:
     """Create, find, pause, restart and delete sandboxes; the routes to them."""
+
+    def __init__(self, rim: Rim, activity: Activity, expiry: Expiry, settings: GatewaySettings) -> None:
+        self._rim = rim
+        self._ledger = rim.ledger
+        self._clock = rim.clock
+        self._activity = activity
+        self._expiry = expiry
+        self._settings = settings
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(self, spec: SandboxSpec) -> SandboxEnvelope:
         """Answers when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
@@ -18,7 +54,18 @@ class SandboxService:
                 the create goes on; ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED`` as
                 the node told it.
         """
-        raise AssertionError
+        spec_hash = spec.sha256()
+        until = self._clock.monotonic() + self._settings.create_wait
+        with self._ledger.watch(spec.id) as watch:
+            while True:
+                admitted = await self._admit(spec, spec_hash)
+                if admitted.sandbox.state is not S.DELETING:
+                    break
+                # An earlier sandbox of this id is on its way out.
+                if not await watch.change(self._clock, until):
+                    raise refusals.still_deleting(admitted.sandbox)
+            sandbox = await self._brought_up(admitted.sandbox, watch, until)
+        return SandboxEnvelope(sandbox=sandbox_record(sandbox), recovered=admitted.recovered)
 
     async def get(self, sandbox_id: str) -> SandboxRecord:
         """The sandbox; one deleted within the last day is still told, in state ``deleted`` with its reason.
@@ -26,14 +73,14 @@ class SandboxService:
         Raises:
             ApiError: ``SANDBOX_NOT_FOUND``.
         """
-        raise AssertionError
+        return sandbox_record(await self._present(sandbox_id))
 
     async def page(
         self,
         *,
         labels: Mapping[str, str] | None = None,
         state: SandboxState | None = None,
-        limit: int = 1000,
+        limit: int = limits.DEFAULT_PAGE,
         cursor: str | None = None,
     ) -> SandboxList:
         """One page, oldest first; deleted ones only when ``state`` asks for them.
@@ -41,11 +88,21 @@ class SandboxService:
         Raises:
             ApiError: ``INVALID_REQUEST`` for a cursor that this service did not make.
         """
-        raise AssertionError
+        size = max(1, min(limit, limits.MAX_PAGE))
+        after = None if cursor is None else read_cursor(cursor)
+        query = sandboxes.Query(limit=size + 1, labels=labels or {}, state=state, after=after)
+        found = await self._ledger.db.read(lambda session: sandboxes.page(session, query))
+        more = cursor_after(found[size - 1]) if len(found) > size else None
+        return SandboxList(sandboxes=[sandbox_record(sandbox) for sandbox in found[:size]], next_cursor=more)
 
     async def delete(self, sandbox_id: str) -> SandboxRecord | None:
         """The record, ``deleted`` or (the node has yet to confirm) ``deleting``; ``None`` without such id."""
-        raise AssertionError
+        until = self._clock.monotonic() + self._settings.delete_wait
+        with self._ledger.watch(sandbox_id) as watch:
+            sandbox = await self._begin_delete(sandbox_id)
+            while sandbox is not None and sandbox.state is S.DELETING and await watch.change(self._clock, until):
+                sandbox = self._left(sandbox, watch)
+        return None if sandbox is None else sandbox_record(sandbox)
 
     async def pause(self, sandbox_id: str) -> SandboxRecord:
         """Freezes it.  Idempotent.
@@ -53,11 +110,25 @@ class SandboxService:
         Raises:
             ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING``, ``NODE_UNREACHABLE`` and the node's own refusal.
         """
-        raise AssertionError
+        async with self._lock(sandbox_id):
+            located = await self._locate(sandbox_id)
+            sandbox = located.sandbox
+            if sandbox.state is S.RUNNING:
+                address = self._address(located)
+                await self._rim.orders.pause(address, sandbox.id, sandbox.generation)
+                sandbox = await self._settle(sandbox, S.PAUSED)
+        return sandbox_record(_expect(sandbox, S.PAUSED))
 
     async def resume(self, sandbox_id: str) -> SandboxRecord:
         """Lets it go on.  Idempotent.  Raises as `pause`."""
-        raise AssertionError
+        async with self._lock(sandbox_id):
+            located = await self._locate(sandbox_id)
+            sandbox = located.sandbox
+            if sandbox.state is S.PAUSED:
+                address = self._address(located)
+                await self._rim.orders.resume(address, sandbox.id, sandbox.generation)
+                sandbox = await self._settle(sandbox, S.RUNNING)
+        return sandbox_record(_expect(sandbox, S.RUNNING))
 
     async def restart(self, sandbox_id: str) -> SandboxRecord:
         """A new generation on the same node with the same workspace; answers when it runs.
@@ -65,7 +136,10 @@ class SandboxService:
         Raises:
             ApiError: as `create` and `pause`.
         """
-        raise AssertionError
+        until = self._clock.monotonic() + self._settings.create_wait
+        with self._ledger.watch(sandbox_id) as watch:
+            sandbox = await self._ledger.commit(lambda session: self._begin_restart(session, sandbox_id))
+            return sandbox_record(await self._brought_up(sandbox, watch, until))
 
     async def route(self, sandbox_id: str, *, generation: int | None = None, running: bool = True) -> Route:
         """Where to send a call about the sandbox; counts as activity.
@@ -80,7 +154,141 @@ class SandboxService:
             ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING`` (with state and reason), ``NODE_UNREACHABLE``,
                 ``EXEC_LOST`` when ``generation`` is not the present one.
         """
-        raise AssertionError
+        located = await self._locate(sandbox_id)
+        if generation is not None and generation != located.sandbox.generation:
+            raise refusals.other_generation(located.sandbox, generation)
+        self.touch(sandbox_id)
+        if running and located.sandbox.state is S.PAUSED:
+            await self.resume(sandbox_id)
+            located = await self._locate(sandbox_id)
+        sandbox = located.sandbox
+        ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
+        if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
+            raise refusals.not_running(sandbox)
+        return Route(sandbox.id, sandbox.generation, self._address(located))
 
     def touch(self, sandbox_id: str) -> None:
         """Counts as activity, e.g. while a stream goes on.  Costs no write."""
+        self._activity.touch(sandbox_id)
+
+    # -- create -------------------------------------------------------------------------------------------------------
+
+    async def _admit(self, spec: SandboxSpec, spec_hash: str) -> Admitted:
+        application = Application(spec, spec_hash, self._rim.new_id(), self._clock.now(), self._settings.max_pending)
+        admitted = await self._ledger.commit(lambda session: admit(session, application))
+        if admitted.sandbox.state is S.PENDING:
+            self._expiry.renew(spec.id)
+            if not admitted.recovered:
+                self._rim.dispatcher.note(spec.id, admitted.reasons)
+        return admitted
+
+    async def _brought_up(self, sandbox: Sandbox, watch: Watch, until: float) -> Sandbox:
+        """The sandbox once it is neither waiting nor being created.
+
+        Raises:
+            ApiError: the time is over, or it failed, or was deleted meanwhile.
+        """
+        current = sandbox
+        while current.state in {S.PENDING, S.CREATING}:
+            if not await watch.change(self._clock, until):
+                # Another gateway on the same database may have moved it on.
+                current = await self._present(sandbox.id)
+                if current.state is S.PENDING:
+                    self._expiry.renew(sandbox.id)
+                    raise refusals.no_room(current, self._rim.dispatcher.reasons(sandbox.id))
+                if current.state is S.CREATING:
+                    raise refusals.in_progress(current)
+                break
+            current = watch.newer_than(current)
+        if current.state in {S.DELETING, S.DELETED}:
+            raise refusals.deleted_meanwhile(current)
+        if current.state is S.FAILED and current.error is not None:
+            raise refusals.failed(current)
+        return current
+
+    # -- delete -------------------------------------------------------------------------------------------------------
+
+    async def _begin_delete(self, sandbox_id: str) -> Sandbox | None:
+        now = self._clock.now()
+
+        def fn(session: Session) -> Written[Sandbox | None]:
+            row = sandboxes.get(session, sandbox_id)
+            if row is None or row.state is S.DELETED:
+                return Written(None)
+            after = lifecycle.unless_leaving(row, DeathReason.DELETED, now)
+            if after is None:
+                return Written(row)
+            saved = sandboxes.save(session, row, after)
+            return Written(saved, (saved,))
+
+        return await self._ledger.commit(fn)
+
+    def _left(self, sandbox: Sandbox, watch: Watch) -> Sandbox:
+        latest = watch.latest or sandbox
+        if latest.generation == sandbox.generation:
+            return latest
+        # The id is in use again already.
+        return lifecycle.deleted(sandbox, self._clock.now())
+
+    # -- restart ------------------------------------------------------------------------------------------------------
+
+    def _begin_restart(self, session: Session, sandbox_id: str) -> Written[Sandbox]:
+        sandbox = sandboxes.get(session, sandbox_id)
+        if sandbox is None or sandbox.state is S.DELETED:
+            raise refusals.not_found(sandbox_id, sandbox)
+        if sandbox.state in {S.PENDING, S.CREATING}:
+            return Written(sandbox)
+        if sandbox.state not in {S.RUNNING, S.PAUSED, S.EXITED, S.FAILED} or not sandbox.ever_ran:
+            raise refusals.not_running(sandbox)
+        room = next((room for room in nodes.rooms(session) if room.node.id == sandbox.node_id), None)
+        if room is None:
+            raise refusals.workspace_gone(sandbox)
+        short = sandbox.granted.shortfalls(room.free + sandbox.held)
+        if short:
+            raise refusals.no_room_to_restart(sandbox, short)
+        after = lifecycle.restarted(sandbox, self._rim.new_id(), self._clock.now())
+        saved = sandboxes.save(session, sandbox, after)
+        return Written(saved, (saved,))
+
+    # -- shared -------------------------------------------------------------------------------------------------------
+
+    async def _present(self, sandbox_id: str) -> Sandbox:
+        sandbox = await self._ledger.db.read(lambda session: sandboxes.get(session, sandbox_id))
+        if sandbox is None:
+            raise refusals.not_found(sandbox_id, None)
+        return sandbox
+
+    async def _locate(self, sandbox_id: str) -> _Located:
+        def fn(session: Session) -> _Located:
+            sandbox = sandboxes.get(session, sandbox_id)
+            if sandbox is None or sandbox.state is S.DELETED:
+                raise refusals.not_found(sandbox_id, sandbox)
+            return _Located(sandbox, None if sandbox.node_id is None else nodes.get(session, sandbox.node_id))
+
+        return await self._ledger.db.read(fn)
+
+    def _address(self, located: _Located) -> NodeAddress:
+        node = located.node
+        if node is None or node.state in {NodeState.LOST, NodeState.GONE}:
+            raise refusals.node_away(located.sandbox)
+        return self._rim.directory.address_of(node)
+
+    async def _settle(self, sandbox: Sandbox, state: SandboxState) -> Sandbox:
+        """Writes what the node confirmed, unless something else happened to the sandbox meanwhile."""
+        now = self._clock.now()
+
+        def decide(row: Sandbox) -> Sandbox | None:
+            if (row.operation_id, row.state) != (sandbox.operation_id, sandbox.state):
+                return None
+            return lifecycle.paused(row, now) if state is S.PAUSED else lifecycle.resumed(row, now)
+
+        return await self._ledger.change(sandbox.id, decide) or await self._present(sandbox.id)
+
+    def _lock(self, sandbox_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(sandbox_id, asyncio.Lock())
+
+
+def _expect(sandbox: Sandbox, state: SandboxState) -> Sandbox:
+    if sandbox.state is not state:
+        raise refusals.not_running(sandbox)
+    return sandbox

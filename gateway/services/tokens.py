@@ -55,6 +55,7 @@ class TokenService:
         self._clock = clock
         self._new_id = new_id
         self._cache: OrderedDict[str, tuple[float, Token]] = OrderedDict()
+        self._changes = 0
 
     async def make(self, request: TokenRequest) -> TokenCreated:
         """A new token; the only time that its secret is told.
@@ -119,6 +120,7 @@ class TokenService:
 
     def forget(self) -> None:
         """Empties the cache after tokens changed."""
+        self._changes += 1
         self._cache.clear()
 
     async def _find(self, secret: str) -> Token | None:
@@ -128,8 +130,10 @@ class TokenService:
         known = self._cache.get(digest)
         if known is not None and known[0] > self._clock.monotonic():
             return known[1]
+        changes = self._changes
         token = await self._db.read(lambda session: tokens.of_secret(session, digest))
-        if token is not None:
+        # What was read before a change must not outlive it in the cache.
+        if token is not None and changes == self._changes:
             self._cache[digest] = (self._clock.monotonic() + CACHE_SECONDS, token)
             self._cache.move_to_end(digest)
             if len(self._cache) > CACHE_SIZE:

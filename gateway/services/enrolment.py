@@ -1,0 +1,107 @@
+"""How a machine becomes a node: join tokens and registration, as transactions."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlsplit
+
+from sqlmodel import Session
+
+from gateway.core import liveness
+from gateway.core.model import JoinGrant, Node, Token
+from gateway.errors import ApiError
+from gateway.store import nodes, tokens
+from gateway.wire.errors import ErrorCode, FieldError
+from gateway.wire.nodes import RegisterRequest
+from gateway.wire.states import NodeState
+from gateway.wire.tokens import Scope
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """A registration as it came in, and the names and hashes that it will get."""
+
+    request: RegisterRequest
+    join_sha256: str
+    node_id: str
+    token_id: str
+    credential_sha256: str
+    now: datetime
+
+
+def enrol(session: Session, enrolment: Enrolment) -> Node:
+    """Writes the node and its credential, and marks the join token as used.
+
+    An instance is one node: when it registers again it keeps its node's id, and its older credentials end.
+
+    Raises:
+        ApiError: ``UNAUTHORIZED``, ``FORBIDDEN``, ``TOKEN_USED``.
+    """
+    request, now = enrolment.request, enrolment.now
+    grant = _valid_grant(session, enrolment)
+    known = nodes.of_instance(session, request.instance)
+    fresh = Node(
+        id=enrolment.node_id,
+        instance=request.instance,
+        pool=grant.pool,
+        state=NodeState.READY,
+        node_url=request.node_url.rstrip("/"),
+        agent_version=request.agent_version,
+        total=request.total,
+        runtimes=tuple(request.runtimes),
+        registered_at=now,
+    )
+    node = nodes.add(session, fresh) if known is None else nodes.save(session, known, liveness.rejoined(known, fresh))
+    tokens.revoke_of_node(session, node.id, now)
+    credential = Token(enrolment.token_id, f"node {node.id}", Scope.NODE.value, now, node_id=node.id)
+    tokens.add(session, credential, enrolment.credential_sha256)
+    nodes.use_grant(session, grant, node.id, now)
+    return node
+
+
+def check_url(node_url: str) -> None:
+    """Refuses what is not an absolute http(s) origin.
+
+    Raises:
+        ApiError: ``INVALID_REQUEST``.
+    """
+    try:
+        parts = urlsplit(node_url)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.path in {"", "/"}
+        good = good and not (parts.query or parts.fragment or parts.username) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        problem = "must be an absolute http(s) origin, e.g. http://10.0.0.5:8091"
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"node_url: {problem}",
+            fields=[FieldError(field="node_url", problem=problem)],
+        )
+
+
+def _valid_grant(session: Session, enrolment: Enrolment) -> JoinGrant:
+    grant = nodes.grant_of(session, enrolment.join_sha256)
+    if grant is None:
+        raise ApiError(ErrorCode.UNAUTHORIZED, "the join token is not known here; ask for a new one")
+    if grant.instance != enrolment.request.instance:
+        raise ApiError(
+            ErrorCode.FORBIDDEN,
+            f"the join token was made for another instance than {enrolment.request.instance}; ask for one of its own",
+        )
+    if grant.used_at is not None and not _answer_was_lost(session, grant):
+        raise ApiError(
+            ErrorCode.TOKEN_USED,
+            f"the join token of instance {grant.instance} was used at {grant.used_at.isoformat()}; ask for a new one",
+        )
+    if grant.expires_at <= enrolment.now:
+        raise ApiError(
+            ErrorCode.UNAUTHORIZED,
+            f"the join token of instance {grant.instance} expired at {grant.expires_at.isoformat()}; ask for a new one",
+        )
+    return grant
+
+
+def _answer_was_lost(session: Session, grant: JoinGrant) -> bool:
+    """Whether the node that used the token never spoke: it did not get its credential, and may ask once more."""
+    node = None if grant.node_id is None else nodes.get(session, grant.node_id)
+    return node is not None and node.beats == 0 and node.state is not NodeState.GONE

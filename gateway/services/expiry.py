@@ -1,0 +1,97 @@
+"""Sandboxes end by their ttl, waits by their lease, tombstones by their age."""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from gateway.core import lifecycle
+from gateway.core.model import Sandbox
+from gateway.services.deadlines import Deadlines
+from gateway.services.ledger import Ledger
+from gateway.services.ports import Clock
+from gateway.settings import GatewaySettings
+from gateway.store import nodes, sandboxes
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason, SandboxState
+
+HOUSEKEEPING_INTERVAL: Final = 3600.0
+_TTL: Final = "ttl:"
+_LEASE: Final = "lease:"
+
+
+class Expiry:
+    """Deadlines of sandboxes on the monotonic clock.
+
+    A row's ``expires_at`` is turned into monotonic time once, when the row is first seen; so a jump of the wall clock
+    while the gateway runs deletes nothing.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Clock, settings: GatewaySettings) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._settings = settings
+        self._deadlines = Deadlines(clock, self._due)
+        self._armed: dict[str, datetime] = {}
+
+    def on_change(self, sandbox: Sandbox) -> None:
+        """Reacts to a change of a sandbox."""
+        if sandbox.state is SandboxState.PENDING:
+            if _LEASE + sandbox.id not in self._deadlines:
+                self.renew(sandbox.id)
+        else:
+            self._deadlines.clear(_LEASE + sandbox.id)
+        if sandbox.state in {SandboxState.DELETING, SandboxState.DELETED} or sandbox.expires_at is None:
+            self._armed.pop(sandbox.id, None)
+            self._deadlines.clear(_TTL + sandbox.id)
+        elif self._armed.get(sandbox.id) != sandbox.expires_at:
+            left = (sandbox.expires_at - self._clock.now()).total_seconds()
+            self._armed[sandbox.id] = sandbox.expires_at
+            self._deadlines.set(_TTL + sandbox.id, self._clock.monotonic() + max(0.0, left))
+
+    def renew(self, sandbox_id: str) -> None:
+        """Somebody asked for the waiting sandbox."""
+        self._deadlines.set(_LEASE + sandbox_id, self._clock.monotonic() + self._settings.pending_lease)
+
+    async def run(self) -> None:
+        """Serves the deadlines, for ever."""
+        await self._deadlines.run()
+
+    async def housekeep(self) -> None:
+        """Forgets old tombstones and join tokens, for ever."""
+        while True:
+            await self._clock.sleep(HOUSEKEEPING_INTERVAL)
+            await self.purge()
+
+    async def purge(self) -> None:
+        """Forgets the tombstones and join tokens whose time is over."""
+        before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
+        await self._ledger.db.write(lambda session: sandboxes.purge(session, before))
+        await self._ledger.db.write(lambda session: nodes.purge_grants(session, before))
+
+    async def _due(self, key: str) -> None:
+        if key.startswith(_TTL):
+            await self._expire(key.removeprefix(_TTL))
+        else:
+            await self._give_up(key.removeprefix(_LEASE))
+
+    async def _expire(self, sandbox_id: str) -> None:
+        expires_at, now = self._armed.get(sandbox_id), self._clock.now()
+
+        def decide(row: Sandbox) -> Sandbox | None:
+            return lifecycle.unless_leaving(row, DeathReason.TTL, now) if row.expires_at == expires_at else None
+
+        await self._ledger.change(sandbox_id, decide)
+
+    async def _give_up(self, sandbox_id: str) -> None:
+        if self._ledger.is_watched(sandbox_id):
+            self.renew(sandbox_id)
+            return
+        now, lease = self._clock.now(), self._settings.pending_lease
+        message = (
+            f"sandbox {sandbox_id} found no room, and nobody asked for it again within {lease:g} s; create it again"
+        )
+
+        def decide(row: Sandbox) -> Sandbox | None:
+            waits = row.state is SandboxState.PENDING
+            return lifecycle.failed(row, ErrorCode.NO_ROOM, message, now) if waits else None
+
+        await self._ledger.change(sandbox_id, decide)

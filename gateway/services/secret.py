@@ -1,0 +1,67 @@
+"""The gateway's own secret, and the lock that keeps a second gateway off its files."""
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import IO
+
+from gateway.store.db import StoreError
+
+SECRET_BYTES = 32
+
+
+def node_secret(state_dir: Path) -> bytes:
+    """The secret from which control tokens are derived; made on the first call, readable by its owner only.
+
+    Raises:
+        StoreError: the file can be neither read nor made, or is not a secret.
+    """
+    path = state_dir / "node-secret"
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _write_once(path)
+        secret = bytes.fromhex(path.read_text().strip())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"secret file {path}: {error}") from error
+    if len(secret) != SECRET_BYTES:
+        raise StoreError(f"secret file {path}: holds {len(secret)} bytes instead of {SECRET_BYTES}; remove it")
+    return secret
+
+
+def _write_once(path: Path) -> None:
+    """Makes the file whole or not at all; one that somebody else made meanwhile stays."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def lock_state(state_dir: Path) -> IO[str]:
+    """An open file that keeps every other gateway out of ``state_dir`` until it is closed.
+
+    Raises:
+        StoreError: another gateway uses the directory.
+    """
+    path = state_dir / "gateway.lock"
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise StoreError(f"lock file {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreError(f"another gateway uses {state_dir}; stop it first, or choose another state_dir") from error
+    return file

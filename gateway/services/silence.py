@@ -1,0 +1,88 @@
+"""Nodes that fall silent: unreachable after a while, lost after a longer one.
+
+Ages are measured on this gateway's monotonic clock, from the moment at which it took in (or learned of) a heartbeat;
+at start every node gets its full time again.
+"""
+
+import logging
+
+from sqlmodel import Session
+
+from gateway.core import lifecycle, liveness
+from gateway.core.liveness import Patience
+from gateway.core.model import Node, Sandbox
+from gateway.services.deadlines import Deadlines
+from gateway.services.ledger import Ledger, Written
+from gateway.services.ports import Clock, NewId
+from gateway.store import nodes, sandboxes
+from gateway.wire.states import NodeState
+
+log = logging.getLogger(__name__)
+
+
+class Silence:
+    """Judges nodes by the age of their last heartbeat."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, new_id: NewId, patience: Patience) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._new_id = new_id
+        self._patience = patience
+        self._heard: dict[str, tuple[float, int]] = {}
+        self._deadlines = Deadlines(clock, self._judge)
+
+    def heard(self, node: Node) -> None:
+        """The node gave a sign of life."""
+        self._heard[node.id] = (self._clock.monotonic(), node.beats)
+        self._arm(node)
+
+    def forget(self, node_id: str) -> None:
+        """The node is gone."""
+        self._heard.pop(node_id, None)
+        self._deadlines.clear(node_id)
+
+    async def run(self) -> None:
+        """Judges nodes when it is time, for ever."""
+        await self._deadlines.run()
+
+    def _arm(self, node: Node) -> None:
+        age = liveness.next_judgement(node.state, self._patience)
+        if age is None:
+            self._deadlines.clear(node.id)
+        else:
+            self._deadlines.set(node.id, self._heard[node.id][0] + age)
+
+    async def _judge(self, node_id: str) -> None:
+        if node_id not in self._heard:
+            return
+        at, beats = self._heard[node_id]
+        age = self._clock.monotonic() - at
+        after = await self._ledger.commit(lambda session: self._fallen_silent(session, node_id, beats, age))
+        if after is None or after.state is NodeState.GONE:
+            self.forget(node_id)
+        elif after.beats != beats:
+            self.heard(after)  # another gateway took in a heartbeat
+        else:
+            self._arm(after)
+
+    def _fallen_silent(self, session: Session, node_id: str, beats: int, age: float) -> Written[Node | None]:
+        node = nodes.get(session, node_id)
+        if node is None or node.beats != beats:
+            return Written(node)
+        state = liveness.silent(node.state, age, self._patience)
+        if state is node.state:
+            return Written(node)
+        log.warning("node %s (%s) has been silent for %.0f s: %s", node.id, node.instance, age, state.value)
+        after = nodes.save(session, node, liveness.in_state(node, state))
+        lost = give_up(session, node_id, self._new_id, self._clock) if state is NodeState.LOST else ()
+        return Written(after, tuple(lost))
+
+
+def give_up(session: Session, node_id: str, new_id: NewId, clock: Clock) -> list[Sandbox]:
+    """Writes what becomes of the sandboxes of a node that is given up; those that changed."""
+    changed = []
+    for row in sandboxes.on_node(session, node_id):
+        after = lifecycle.without_node(row, new_id(), f"node {node_id} was given up", clock.now())
+        if after is not None:
+            changed.append(sandboxes.save(session, row, after))
+    return changed
