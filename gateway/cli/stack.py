@@ -19,6 +19,7 @@ from gateway.cli.layout import Layout, write_private
 from gateway.cli.supervisor import Child, StopAsked, Supervisor
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.wire.checks import Check, Verdict
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.states import NodeState
 from gateway.wire.tokens import Scope
@@ -84,8 +85,9 @@ class Stack:
         """
         self._ask_doctor()
         self._start_engine()
-        self._start_gateway()
         self._make_tokens()
+        self._start_gateway()
+        self._check_tokens()
         write_private(self._layout.url, self.access.url + "\n")
         self._start_autoscaler()
         return self._await_node()
@@ -122,7 +124,7 @@ class Stack:
         self._say("starting a Docker engine")
         child = Child(
             name="docker engine",
-            argv=itself.sandboxes("node", "engine", "--root", str(self._layout.docker), "--socket", str(ours)),
+            argv=itself.sandboxes("node", "engine", "--root", str(self._layout.docker)),
             log=self._layout.logs / "docker.log",
             ready=lambda: engine.answers(ours),
             dies_with_us=False,
@@ -186,18 +188,29 @@ class Stack:
     # -- tokens -------------------------------------------------------------------------------------------------------
 
     def _make_tokens(self) -> None:
-        """The first tokens, unless those of an earlier start still work."""
-        for scope, path in ((Scope.OPERATOR, self.access.operator_token), (Scope.CLIENT, self.access.client_token)):
-            if not self._works(path):
-                made = itself.call("token", "create", "--scope", scope, "--name", f"up-{scope}", env=self._environment)
-                write_private(path, made.strip() + "\n")
+        """The first tokens: without one the gateway does not start."""
+        fresh = not (self._layout.gateway / "gateway.db").exists()
+        for scope, path in self._token_files():
+            if fresh or not path.exists():
+                self._make_token(scope, path)
 
-    def _works(self, path: Path) -> bool:
-        try:
-            next(GatewayClient(self.access.url, path.read_text()).sandboxes(), None)
-        except (FileNotFoundError, GatewayError):
-            return False
-        return True
+    def _check_tokens(self) -> None:
+        """Makes tokens anew that the gateway does not take any more: somebody revoked them, or changed the database."""
+        for scope, path in self._token_files():
+            try:
+                next(GatewayClient(self.access.url, path.read_text()).sandboxes(), None)
+            except GatewayError as error:
+                if error.code is not ErrorCode.UNAUTHORIZED:
+                    raise CommandFailed(f"the gateway does not serve: {error}") from error
+                self._say(f"the {scope} token in {path} does not work any more; making a new one")
+                self._make_token(scope, path)
+
+    def _token_files(self) -> tuple[tuple[Scope, Path], ...]:
+        return (Scope.OPERATOR, self.access.operator_token), (Scope.CLIENT, self.access.client_token)
+
+    def _make_token(self, scope: Scope, path: Path) -> None:
+        words = ("token", "create", "--scope", scope.value, "--name", f"up-{scope.value}")
+        write_private(path, itself.call(*words, env=self._environment).strip() + "\n")
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
