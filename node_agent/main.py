@@ -24,6 +24,7 @@ from gateway.wire.nodes import RegisterRequest, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.agent import Agent, Gateway, NodeFacts
 from node_agent.app import Standing, build_app
+from node_agent.cleanup import record_engines, remove_traces
 from node_agent.errors import ApiError
 from node_agent.exec.sessions import Bounds, Sessions
 from node_agent.exec.store import SpoolStore
@@ -166,20 +167,6 @@ class _Server(uvicorn.Server):
         yield
 
 
-def remove_traces(runtimes: Mapping[RuntimeName, SandboxRuntime]) -> list[str]:
-    """Removes every sandbox of these engines and every trace on the host; a sentence for each thing removed."""
-    told: list[str] = []
-    for name, runtime in runtimes.items():
-        try:
-            for found in runtime.found():
-                runtime.delete(found.order.sandbox_id)
-                told.append(f"{name}: sandbox {found.order.sandbox_id}")
-            told += [f"{name}: {sentence}" for sentence in runtime.sweep()]
-        except RuntimeFailure as failure:
-            log.error("%s: traces could not be removed: %s", name, failure.message)
-    return told
-
-
 async def serve(node: Node, settings: NodeSettings, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serves until ``stop`` is set, then lets open requests end.
 
@@ -218,6 +205,7 @@ def run(settings: NodeSettings, factories: Mapping[RuntimeName, Factory], connec
         with listener:
             engines = probed(settings, factories)
             try:
+                record_engines(settings)
                 node = Node(settings, engines, origin(settings, listener), connect)
                 asyncio.run(_until_signal(node, settings, listener))
             except RuntimeFailure as failure:

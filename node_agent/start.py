@@ -26,7 +26,7 @@ class StartError(Exception):
 
 
 @contextlib.contextmanager
-def held_root(root: Path) -> Iterator[None]:
+def held_root(root: Path, *, full_disk_is_fine: bool = False) -> Iterator[None]:
     """Makes the root and holds its lock.  The kernel lets go of it when this process dies by any means.
 
     Raises:
@@ -35,7 +35,7 @@ def held_root(root: Path) -> Iterator[None]:
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.statvfs(root)
-        if state.f_bavail * state.f_frsize < LEAST_DISK:
+        if not full_disk_is_fine and state.f_bavail * state.f_frsize < LEAST_DISK:
             raise StartError(f"the disk of {root} is full: less than {LEAST_DISK >> 20} MiB are free; make room first")
         lock = (root / "agent.lock").open("a+")
     except OSError as error:

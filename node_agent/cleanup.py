@@ -1,0 +1,79 @@
+"""Removing everything that one node has on this machine: after its end, or when its instance goes."""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from gateway.wire.sandboxes import RuntimeName
+from node_agent.atomic import write_atomically
+from node_agent.runtime.base import RuntimeFailure, SandboxRuntime
+from node_agent.settings import NodeSettings
+from node_agent.start import Factory, StartError, held_root
+
+log = logging.getLogger(__name__)
+
+RECORD = "engines.json"
+
+
+def record_engines(settings: NodeSettings) -> None:
+    """Notes how this node reaches its engines, so that a cleanup needs to know the root only.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    told = {"docker_url": settings.docker_url, "runtimes": settings.runtimes}
+    write_atomically(settings.root / RECORD, json.dumps(told).encode())
+
+
+def recorded_settings(root: Path) -> NodeSettings:
+    """Settings with which the node below ``root`` last reached its engines; the defaults where it never ran."""
+    told: dict[str, object] = {}
+    if (root / RECORD).exists():
+        told = json.loads((root / RECORD).read_text())
+    return NodeSettings.model_validate({"gateway_url": "http://localhost", "root": root} | told)
+
+
+def remove_traces(runtimes: Mapping[RuntimeName, SandboxRuntime]) -> list[str]:
+    """Removes every sandbox of these engines and every trace on the host; a sentence for each thing removed."""
+    told: list[str] = []
+    for name, runtime in runtimes.items():
+        try:
+            for found in runtime.found():
+                runtime.delete(found.order.sandbox_id)
+                told.append(f"{name}: sandbox {found.order.sandbox_id}")
+            told += [f"{name}: {sentence}" for sentence in runtime.sweep()]
+        except RuntimeFailure as failure:
+            log.error("%s: traces could not be removed: %s", name, failure.message)
+    return told
+
+
+def remove_node(settings: NodeSettings, factories: Mapping[RuntimeName, Factory]) -> list[str]:
+    """Removes every trace of the node below ``settings.root``, the root included; a sentence for each thing removed.
+
+    Can run twice.
+
+    Raises:
+        StartError: its agent still runs, or something below the root is still mounted.
+    """
+    if not settings.root.exists():
+        return []
+    with held_root(settings.root, full_disk_is_fine=True):
+        runtimes: dict[RuntimeName, SandboxRuntime] = {}
+        for name in settings.runtimes:
+            try:
+                runtimes[name] = factories[name](settings)
+            except (RuntimeFailure, ImportError) as error:
+                log.warning("%s: %s", name, error)
+        told = remove_traces(runtimes)
+        if mounted := mounts_below(settings.root):
+            raise StartError(f"still mounted below {settings.root}: {', '.join(mounted)}; unmount it, then try again")
+        shutil.rmtree(settings.root)
+        return [*told, f"directory {settings.root}"]
+
+
+def mounts_below(root: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[str]:
+    """Mount points below ``root``: a recursive delete would go through them."""
+    points = (line.split()[4] for line in mountinfo.read_text().splitlines())
+    return sorted(point for point in points if point.startswith(f"{root}/"))

@@ -1,0 +1,106 @@
+"""``sandboxes node …``: runs the agent and its engine, makes images, cleans up.  Parses and prints only."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node_agent.settings import SettingsError, load_settings
+
+app = typer.Typer(no_args_is_help=True, help="Run the node agent on this machine.")
+
+DockerUrl = Annotated[str, typer.Option("--docker", help="URL of the Docker engine.")]
+DEFAULT_DOCKER = "unix:///var/run/docker.sock"
+
+
+def _fail(error: Exception) -> typer.Exit:
+    typer.echo(f"sandboxes node: {error}", err=True)
+    return typer.Exit(1)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Option(help="TOML file with the agent's settings.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Directory of everything that the node keeps.")] = None,
+    cleanup_on_exit: Annotated[bool, typer.Option(help="Remove all sandboxes at SIGTERM.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every detail.")] = False,
+) -> None:
+    """Run the node agent in the foreground."""
+    from node_agent import main
+    from node_agent.engines import FACTORIES
+    from node_agent.start import StartError
+
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for name in ("urllib3", "docker"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    given: dict[str, object] = {"root": root} if root is not None else {}
+    if cleanup_on_exit:
+        given["cleanup_on_exit"] = True
+    try:
+        main.run(load_settings(config, None, **given), FACTORIES)
+    except (SettingsError, StartError) as error:
+        typer.echo(f"sandboxes node: {error}", err=True)
+        main.leave(1)
+    main.leave(0)
+
+
+@app.command()
+def engine(
+    root: Annotated[Path, typer.Option(help="Directory of everything that the engine keeps.")],
+    socket: Annotated[Path | None, typer.Option(help="Where it listens; docker.sock below ROOT by default.")] = None,
+) -> None:
+    """Run a Docker engine of the node's own in the foreground."""
+    from node_agent.host.process import CommandError
+    from node_agent.runtime.docker.engine import run_engine
+
+    try:
+        raise typer.Exit(run_engine(root, socket or root / "docker.sock"))
+    except (CommandError, OSError) as error:
+        raise _fail(error) from error
+
+
+@app.command()
+def cleanup(
+    root: Annotated[Path, typer.Option(help="Root of the node.")],
+    docker_url: Annotated[
+        str | None, typer.Option("--docker", help="URL of the Docker engine, if not as last used.")
+    ] = None,
+) -> None:
+    """Remove everything that the node below ROOT has on this machine.  Its agent must have ended."""
+    from node_agent.cleanup import recorded_settings, remove_node
+    from node_agent.engines import FACTORIES
+    from node_agent.start import StartError
+
+    settings = recorded_settings(root.absolute())
+    if docker_url is not None:
+        settings = settings.model_copy(update={"docker_url": docker_url})
+    try:
+        for sentence in remove_node(settings, FACTORIES):
+            typer.echo(f"removed {sentence}")
+    except (StartError, OSError) as error:
+        raise _fail(error) from error
+
+
+@app.command("demo-image")
+def demo_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | None, typer.Option()] = None) -> None:
+    """Make a Debian image with Python from this machine's packages, and print its name."""
+    from node_agent import images
+
+    try:
+        typer.echo(images.demo_image(docker_url, cache or images.CACHE))
+    except images.ImageError as error:
+        raise _fail(error) from error
+
+
+@app.command("test-image")
+def test_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | None, typer.Option()] = None) -> None:
+    """Make a busybox image, and print its name."""
+    from node_agent import images
+
+    try:
+        typer.echo(images.test_image(docker_url, cache or images.CACHE))
+    except images.ImageError as error:
+        raise _fail(error) from error
