@@ -44,7 +44,8 @@ def fields(node: ast.ClassDef) -> list[tuple[ast.AnnAssign, str]]:
 
 def table(node: ast.ClassDef, constants: dict[str, ast.expr], *, named: bool) -> str:
     """One class as a table; with its docstring above it where the module has several."""
-    lines = [f"{(ast.get_docstring(node) or node.name).splitlines()[0]}\n"] if named else []
+    title = (ast.get_docstring(node) or node.name).splitlines()[0].replace("``", "`")
+    lines = [f"{title}\n"] if named else []
     lines += ["| setting | default | what |", "|---|---|---|"]
     for field, text in fields(node):
         what = text.replace("``", "`").replace("|", "\\|")
@@ -63,7 +64,7 @@ def default(value: ast.expr | None, constants: dict[str, ast.expr]) -> str:
         value = value.args[0]
     if isinstance(value, ast.Name):
         value = constants.get(value.id, value)
-    if value is None or ast.unparse(value) in {"None", "...", "()", "{}"}:
+    if value is None or ast.unparse(value) in {"None", "...", "()", "{}", "''"}:
         return ""
     text = ast.unparse(value)
     if text.startswith("limits."):

@@ -5,6 +5,7 @@ our own do not: after a SIGKILL they go on, and the next start over the same sta
 """
 
 import contextlib
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -105,9 +106,6 @@ class Stack:
             rows = TypeAdapter(list[Check]).validate_json(answer)
         except ValidationError as error:
             raise CommandFailed("'sandboxes doctor --json' did not answer with rows; run it to see why") from error
-        for row in rows:
-            if row.verdict is Verdict.WARNING:
-                self._say(f"warning: {row.name}: {row.found}" + (f"; {row.cure}" if row.cure else ""))
         errors = [f"{row.name}: {row.found}; cure: {row.cure}" for row in rows if row.verdict is Verdict.ERROR]
         if errors:
             raise CommandFailed(" | ".join(errors))
@@ -161,7 +159,16 @@ class Stack:
         self._supervisor.start(child, within=COMMAND_SECONDS)
 
     def _autoscaler_settings(self) -> str:
-        return ""
+        """One pool of one node on this machine."""
+        layout, text = self._layout, json.dumps  # TOML writes strings as JSON does
+        return (
+            f"gateway_url = {text(self.access.url)}\n"
+            f"token_file = {text(str(self.access.operator_token))}\n"
+            f"state_dir = {text(str(layout.autoscaler))}\n\n"
+            f"[providers.local]\nroot = {text(str(layout.instances))}\n\n"
+            f'[[pools]]\nname = "local"\nprovider = "local"\nmin = 1\nmax = 1\n\n'
+            f"[pools.node]\ndocker_url = {text(f'unix://{self.docker_socket}')}\n"
+        )
 
     def _await_node(self) -> NodeRecord:
         """The first ready node.
