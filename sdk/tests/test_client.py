@@ -62,9 +62,9 @@ def test_the_list_is_read_page_by_page_and_filtered_by_the_service(client: Sandb
 
 
 def test_logs_are_read_to_the_end(client: SandboxClient, gateway: Gateway, sandbox: SandboxHandle) -> None:
-    gateway.logs = b"\xff0123456789"
+    gateway.logs = {"stdout": b"\xff0123456789", "stderr": b"0123456789a"}
     assert b"".join(sandbox.iter_logs()) == b"\xff0123456789"
-    assert sandbox.logs("stderr", offset=9).data == b"89"
+    assert sandbox.logs("stderr", offset=9).data == b"9a"
 
 
 def test_a_create_waits_for_room_and_tells_why(client: SandboxClient, gateway: Gateway, naps: list[float]) -> None:

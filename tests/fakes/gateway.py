@@ -92,7 +92,7 @@ class Gateway:
         self.sandboxes: dict[str, SandboxRecord] = {}
         self.sessions: dict[str, Session] = {}
         self.files: dict[tuple[str, str], bytes] = {}
-        self.logs: bytes = b""
+        self.logs: dict[str, bytes] = {}
         self.page = 1000
         self.program: Program = echo
         self.open_session = False
@@ -192,14 +192,15 @@ class Gateway:
 
     def _log(self, _: SandboxRecord, request: Recorded) -> Reply:
         offset = int(request.query["offset"])
-        data = self.logs[offset : offset + 4]  # small, so that a reader has to come again
+        whole = self.logs.get(request.query["stream"], b"")
+        data = whole[offset : offset + 4]  # small, so that a reader has to come again
         end = offset + len(data)
         chunk = {
             "stream": request.query["stream"],
             "offset": offset,
             "next_offset": end,
             "data": base64.b64encode(data).decode(),
-            "eof": end == len(self.logs),
+            "eof": end == len(whole),
         }
         return Reply(body=json.dumps(chunk).encode())
 

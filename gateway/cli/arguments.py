@@ -1,0 +1,113 @@
+"""Arguments and options that several client commands share."""
+
+import inspect
+import os
+from collections.abc import Callable
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol
+
+import typer
+
+from gateway.cli.access import TOKEN_VARIABLE, URL_VARIABLE, Access, find
+from gateway.cli.failure import CommandFailed
+from gateway.cli.layout import DEFAULT_STATE_DIR
+
+USAGE: Final = 2
+
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar=URL_VARIABLE, metavar="URL", help="The service; without it, the one that `sandboxes up` left."
+    ),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help=f"File with the token; without it, ${TOKEN_VARIABLE}, or what `sandboxes up` left.",
+    ),
+]
+StateDirOption = Annotated[
+    Path, typer.Option("--state-dir", metavar="DIR", help="Where `sandboxes up` leaves its URL and tokens.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the sandbox.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of sandboxes.")]
+CommandArgument = Annotated[
+    list[str], typer.Argument(metavar="CMD", help="The command, after --; no shell is put around it.")
+]
+TimeoutOption = Annotated[
+    float | None, typer.Option(min=0.001, metavar="SECONDS", help="Kill the command after this long; exit code 124.")
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env", "-e", metavar="KEY[=VALUE]", help="Set a variable; KEY alone takes it from here.  Repeatable."
+    ),
+]
+LabelOption = Annotated[
+    list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="A label.  Repeatable.")
+]
+
+
+class FindAccess(Protocol):
+    """Finds the service and the token that the options and the environment name; see `gateway.cli.access.find`."""
+
+    def __call__(self, *, scope: str = "client") -> Access:
+        """The access, or CommandFailed."""
+
+
+def with_access(command: Callable[..., None]) -> Callable[..., None]:
+    """Puts ``--url``, ``--token-file`` and ``--state-dir`` in the place of a command's parameter ``access``.
+
+    What the command gets for it is a function that finds the `Access` when it is called, so that its failures are the
+    command's own.
+    """
+    shared = (
+        ("url", UrlOption, None),
+        ("token_file", TokenFileOption, None),
+        ("state_dir", StateDirOption, DEFAULT_STATE_DIR),
+    )
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, kind, default in shared
+    ]
+
+    @wraps(command)
+    def wrapped(*, url: str | None, token_file: Path | None, state_dir: Path, **given: Any) -> None:
+        command(access=partial(find, url, token_file, state_dir), **given)
+
+    own = inspect.signature(command)
+    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values() if p.name != "access"]
+    wrapped.__signature__ = own.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in (*kept, *options)}
+    return wrapped
+
+
+def pairs(texts: list[str] | None, option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        key, sign, value = text.partition("=")
+        if not key or not sign:
+            raise CommandFailed(f"{option} {text}: must have the form KEY=VALUE", exit_code=2)
+        pairs[key] = value
+    return pairs
+
+
+def environment(texts: list[str] | None) -> dict[str, str]:
+    """``KEY=VALUE`` as given; ``KEY`` from this process, so that a secret need not stand in a command line."""
+    named: list[str] = []
+    for text in texts or ():
+        if "=" in text:
+            named.append(text)
+        elif text in os.environ:
+            named.append(f"{text}={os.environ[text]}")
+        else:
+            raise CommandFailed(f"--env {text}: there is no such variable here", exit_code=2)
+    return pairs(named, "--env")
+
+
+def gpu_wish(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdigit() else text

@@ -1,0 +1,193 @@
+"""The commands of the service's users.  Here those that work inside sandboxes: run, exec, cp, logs."""
+
+import sys
+from typing import Annotated, Any, Final
+from uuid import uuid4
+
+import typer
+
+from gateway.cli import copying, fleet, following, tables
+from gateway.cli.access import SERVICE_FAILED, failures
+from gateway.cli.arguments import (
+    CommandArgument,
+    EnvOption,
+    FindAccess,
+    IdArgument,
+    JsonOption,
+    LabelOption,
+    TimeoutOption,
+    environment,
+    gpu_wish,
+    pairs,
+    with_access,
+)
+from gateway.cli.progress import waiting
+from ucloud_sandboxes_sdk import CreateProgress, Image, SandboxClient, SandboxHandle, SandboxSpec
+
+# Long enough for any image that has a sleep: the command runs beside it.
+STAY_UP: Final = ("sleep", "2147483647")
+# What a client that was killed leaves behind goes away by itself; a running command keeps it up.
+IDLE_SECONDS: Final = 600
+QUICK: Final = 0.1  # seconds in which a command that ends costs one round trip
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
+
+
+def run(
+    access: FindAccess,
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image reference, e.g. python:3.12-slim.")],
+    command: CommandArgument,
+    cpus: Annotated[float | None, typer.Option(metavar="CORES", help="Cores; fractions are fine.")] = None,
+    memory: Annotated[int | None, typer.Option(metavar="MIB", help="Memory in MiB.")] = None,
+    disk: Annotated[int | None, typer.Option(metavar="MIB", help="Writable disk in MiB.")] = None,
+    network: Annotated[str, typer.Option(metavar="none|bridge", help="No network, or outward only.")] = "none",
+    ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="Delete the sandbox after this long.")] = None,
+    env: EnvOption = None,
+    label: LabelOption = None,
+    name: Annotated[str | None, typer.Option(metavar="ID", help="Id of the sandbox; without it, a new one.")] = None,
+    runtime: Annotated[
+        str | None, typer.Option(metavar="runsc|docker", help="Engine; without it, the service chooses.")
+    ] = None,
+    isolation: Annotated[str | None, typer.Option(metavar="gvisor|runc", help="Isolation; without it, gvisor.")] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="N|all|device=0,1", help="GPUs, as for docker run.")] = None,
+    keep: Annotated[bool, typer.Option("--keep/--rm", help="Leave the sandbox running, or delete it after.")] = False,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a sandbox, run one command in it, and delete it.
+
+    The exit code is the command's own; 125 when the service failed.  Ctrl-C deletes the sandbox.
+
+    Example:  sandboxes run --memory 512 python:3.12-slim -- python -c "print('hello')"
+    """
+    wanted: dict[str, Any] = {
+        "cpus": cpus,
+        "memory_mb": memory,
+        "disk_mb": disk,
+        "network": network,
+        "ttl_seconds": ttl,
+        "idle_seconds": None if keep else IDLE_SECONDS,
+        "runtime": runtime,
+        "isolation": isolation,
+        "gpus": gpu_wish(gpus),
+        "labels": pairs(label, "--label"),
+    }
+    with failures(SERVICE_FAILED), following.ended_by_signals():
+        client = access().client()
+        spec = SandboxSpec(
+            id=name or f"run-{uuid4().hex[:12]}",
+            image=Image.from_registry(image),
+            command=STAY_UP,
+            env=environment(env),
+            **{key: value for key, value in wanted.items() if value is not None},
+        )
+        try:
+            sandbox = _create(client, spec)
+            code = _execute(sandbox, command, timeout=timeout, stdin=False, as_json=as_json)
+        finally:
+            if not keep:
+                client.delete_sandbox(spec.id)
+    if keep:
+        print(f"sandbox {spec.id} stays; delete it with: sandboxes rm {spec.id}", file=sys.stderr)  # noqa: T201
+    raise typer.Exit(code)
+
+
+def exec_(
+    access: FindAccess,
+    sandbox_id: IdArgument,
+    command: CommandArgument,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="Send standard input, byte for byte.")
+    ] = False,
+    env: EnvOption = None,
+    working_dir: Annotated[
+        str | None, typer.Option("--workdir", "-w", metavar="DIR", help="Working directory.")
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", metavar="UID[:GID]", help="User inside.")] = None,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a command in a sandbox.
+
+    The exit code is the command's own; 125 when the service failed.  Ctrl-C is passed on; twice kills.
+
+    Example:  tar -c src | sandboxes exec -i my-box -- tar -x
+    """
+    with failures(SERVICE_FAILED):
+        sandbox = SandboxHandle(access().client(), sandbox_id)
+        options = {"env": environment(env), "working_dir": working_dir, "user": user}
+        code = _execute(sandbox, command, timeout=timeout, stdin=interactive, as_json=as_json, **options)
+    raise typer.Exit(code)
+
+
+def cp(
+    access: FindAccess,
+    source: Annotated[str, typer.Argument(metavar="SRC", help="ID:PATH, a local path, or - for standard input.")],
+    target: Annotated[str, typer.Argument(metavar="DST", help="ID:PATH, a local path, or - for standard output.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a file into or out of a sandbox.
+
+    Relative paths in a sandbox begin at its working directory; a file appears whole or not at all.
+
+    Example:  sandboxes cp data.csv my-box:/workspace/  &&  sandboxes cp my-box:result.json -
+    """
+    places = copying.place(source), copying.place(target)
+    with failures():
+        copied = copying.copy(access().client(), *places)
+    if as_json and target != copying.PIPE:
+        tables.print_json(copied)
+
+
+def logs(
+    access: FindAccess,
+    sandbox_id: IdArgument,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the output of a sandbox's first process, while it runs and after.
+
+    Its stdout goes to stdout and its stderr to stderr, byte for byte.
+
+    Example:  sandboxes logs my-box 2>/dev/null
+    """
+    with failures():
+        client = access().client()
+        if as_json:
+            streams = {name: b"".join(client.iter_logs(sandbox_id, name)) for name in ("stdout", "stderr")}
+            tables.print_json({name: data.decode(errors="replace") for name, data in streams.items()})
+            return
+        for piece in client.iter_logs(sandbox_id, "stdout"):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        for piece in client.iter_logs(sandbox_id, "stderr"):
+            sys.stderr.buffer.write(piece)
+        sys.stderr.buffer.flush()
+
+
+def _create(client: SandboxClient, spec: SandboxSpec) -> SandboxHandle:
+    with waiting(f"starting sandbox {spec.id}") as say:
+
+        def tell(step: CreateProgress) -> None:
+            say(f"starting sandbox {spec.id}: {step.error}")
+
+        return client.create_sandbox(spec, on_progress=tell)
+
+
+def _execute(
+    sandbox: SandboxHandle, command: list[str], *, timeout: float | None, stdin: bool, as_json: bool, **options: Any
+) -> int:
+    """Runs a command at the terminal's end; its exit code."""
+    if as_json:
+        data = sys.stdin.buffer.read() if stdin else None
+        result = sandbox.exec(command, input=data, timeout_seconds=timeout, **options)
+        tables.print_json(following.as_json(result, sandbox.id))
+        return result.exit_code if result.exit_code is not None else SERVICE_FAILED
+    quick = None if stdin else QUICK
+    handle = sandbox.client.start_exec(
+        sandbox.id, command, stdin=stdin, wait_seconds=quick, timeout_seconds=timeout, **options
+    )
+    return following.follow(handle, stdin=stdin)
+
+
+for _command in (run, exec_, fleet.ls, cp, logs, fleet.rm, fleet.pause, fleet.resume, fleet.restart, fleet.nodes):
+    app.command(_command.__name__.rstrip("_"))(with_access(_command))

@@ -1,0 +1,89 @@
+"""``sandboxes cp``: one file into or out of a sandbox, or between it and this process's own input and output."""
+
+import posixpath
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.cli.failure import CommandFailed
+from gateway.cli.progress import transfer
+from gateway.wire.limits import ID_PATTERN
+from ucloud_sandboxes_sdk import SandboxClient
+
+USAGE: Final = 2
+PIPE: Final = "-"
+REMOTE: Final = re.compile(rf"({ID_PATTERN.removeprefix('^').removesuffix('$')}):(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A path in a sandbox."""
+
+    sandbox_id: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Local:
+    """A path on this machine, or ``-`` for standard input or output."""
+
+    path: str
+
+
+def place(text: str) -> Remote | Local:
+    """What an argument of ``cp`` means.  A local name that holds a colon is written as ``./name:x``."""
+    if match := REMOTE.fullmatch(text):
+        return Remote(match[1], match[2])
+    return Local(text)
+
+
+def copy(client: SandboxClient, source: Remote | Local, target: Remote | Local) -> dict[str, object]:
+    """Copies, and tells what was copied where.
+
+    Raises:
+        CommandFailed: the two places do not make a copy into or out of one sandbox.
+    """
+    match source, target:
+        case Local(), Remote():
+            return _upload(client, source.path, target)
+        case Remote(), Local():
+            return _download(client, source, target.path)
+    raise CommandFailed("one of SRC and DST must be ID:PATH, and the other a local path or -", exit_code=USAGE)
+
+
+def _upload(client: SandboxClient, source: str, target: Remote) -> dict[str, object]:
+    path = target.path
+    if path.endswith("/"):
+        if source == PIPE:
+            raise CommandFailed(f"{path} is a directory; name the file that standard input becomes", exit_code=USAGE)
+        path += Path(source).name
+    with transfer(posixpath.basename(path)) as moved:
+        if source == PIPE:
+            answer = client.upload_file(target.sandbox_id, path, sys.stdin.buffer, on_progress=moved)
+        else:
+            _refuse_directory(Path(source), target.sandbox_id)
+            answer = client.upload_file_from_path(target.sandbox_id, source, path, on_progress=moved)
+    return {"from": source, "to": f"{target.sandbox_id}:{path}", "size": answer.get("size")}
+
+
+def _download(client: SandboxClient, source: Remote, target: str) -> dict[str, object]:
+    with transfer(posixpath.basename(source.path)) as moved:
+        if target == PIPE:
+            size = client.download_file_to(source.sandbox_id, source.path, sys.stdout.buffer, on_progress=moved)
+            sys.stdout.buffer.flush()
+        else:
+            local = Path(target)
+            if target.endswith("/") or local.is_dir():
+                local /= posixpath.basename(source.path)
+            size = client.download_file_to_path(source.sandbox_id, source.path, local, on_progress=moved).stat().st_size
+            target = str(local)
+    return {"from": f"{source.sandbox_id}:{source.path}", "to": target, "size": size}
+
+
+def _refuse_directory(source: Path, sandbox_id: str) -> None:
+    if source.is_dir():
+        raise CommandFailed(
+            f"{source} is a directory; pack it: tar -C {source} -c . | sandboxes exec -i {sandbox_id} -- tar -x"
+        )

@@ -1,0 +1,142 @@
+"""A command in a sandbox at the terminal's end: output as bytes, input as bytes, Ctrl-C, and the exit code."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, BinaryIO, Final
+
+from gateway.cli.access import SERVICE_FAILED
+from gateway.cli.failure import CommandFailed
+from ucloud_sandboxes_sdk import ExecHandle, SandboxApiError, SandboxExecResult, StdinClosedError, event_bytes
+
+READ: Final = 64 * 1024
+STDIN: Final = 0
+BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+INTERRUPTED: Final = 128 + signal.SIGINT
+
+
+class _Input:
+    """Sends this process's stdin to a session from a thread of its own, until its end or the session's."""
+
+    def __init__(self, handle: ExecHandle) -> None:
+        self._client = handle.client
+        self._session_id = handle.session_id
+        self.failure: SandboxApiError | None = None
+        # A daemon: nothing can take a read from a terminal back, and it must not hold up the exit.
+        threading.Thread(target=self._send, name="stdin", daemon=True).start()
+
+    def _send(self) -> None:
+        try:
+            # The file descriptor itself: a buffered reader holds back what does not fill its buffer.
+            while data := os.read(STDIN, READ):
+                self._client.write_exec_stdin(self._session_id, data)
+            self._client.close_exec_stdin(self._session_id)
+        except StdinClosedError:
+            return
+        except SandboxApiError as error:
+            self.failure = error
+            self._kill()
+
+    def _kill(self) -> None:
+        # It would wait for the rest of its input for ever.
+        try:
+            self._client.signal_exec(self._session_id, signal.SIGKILL)
+        except SandboxApiError as error:
+            print(f"error: {self._session_id} goes on without its input: {error}", file=sys.stderr)  # noqa: T201
+
+
+def follow(handle: ExecHandle, *, stdin: bool) -> int:
+    """Writes out what a command says as it says it, and returns its exit code.
+
+    Ctrl-C is passed on as SIGINT; a second one kills the command's process group.
+
+    Raises:
+        CommandFailed: the outcome cannot be known (exit code 125).
+    """
+    source = _Input(handle) if stdin else None
+    interrupts = 0
+    while True:
+        try:
+            _write_out(handle)
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+            handle.signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+            if interrupts > 2:
+                return INTERRUPTED
+        except BrokenPipeError:
+            handle.kill()
+            _discard_stdout()
+            return BROKEN_PIPE
+    if source and source.failure:
+        raise CommandFailed(f"the input was not delivered: {source.failure}", exit_code=SERVICE_FAILED)
+    return exit_code(handle.session)
+
+
+def exit_code(session: dict[str, Any]) -> int:
+    """The exit code to pass on; says on stderr what the code alone does not tell.
+
+    Raises:
+        CommandFailed: the session has none.
+    """
+    if session.get("timed_out"):
+        print("error: the command was killed by its timeout", file=sys.stderr)  # noqa: T201
+    elif session.get("error"):
+        print(f"error: {session['error']}", file=sys.stderr)  # noqa: T201
+    if session.get("truncated"):
+        total = f"{session.get('stdout_bytes')} bytes on stdout, {session.get('stderr_bytes')} on stderr"
+        print(f"warning: the output was cut; in full it had {total}", file=sys.stderr)  # noqa: T201
+    code = session.get("exit_code")
+    if not isinstance(code, int):
+        raise CommandFailed(
+            f"the command's outcome is not known (session {session.get('id')})", exit_code=SERVICE_FAILED
+        )
+    return code
+
+
+def as_json(result: SandboxExecResult, sandbox_id: str) -> dict[str, Any]:
+    """A finished command for programs."""
+    return {
+        "sandbox_id": sandbox_id,
+        "session_id": result.session_id,
+        "status": result.status,
+        "exit_code": result.exit_code,
+        "signal": result.session.get("signal"),
+        "timed_out": result.timed_out,
+        "truncated": result.truncated,
+        "error": result.error,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+    }
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """TERM and HUP end the block as an exception does, so that what it made is taken away again."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_out(handle: ExecHandle) -> None:
+    targets: dict[str, BinaryIO] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+    for event in handle.events():
+        if target := targets.get(event["stream"]):
+            target.write(event_bytes(event))
+            target.flush()
+
+
+def _discard_stdout() -> None:
+    """Keeps the interpreter from writing to the broken pipe once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
