@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from node_agent.settings import SettingsError, load_settings
+from node_agent.settings import SettingsError, load_settings, tag_of
 
 app = typer.Typer(no_args_is_help=True, help="Run the node agent on this machine.")
 
@@ -82,6 +82,12 @@ def cleanup(
             typer.echo(f"removed {sentence}")
     except (StartError, OSError) as error:
         raise _fail(error) from error
+
+
+@app.command()
+def tag(root: Annotated[Path, typer.Option(help="Root of the node.")]) -> None:
+    """Print the tag that stands in the name of everything that the node below ROOT makes on this machine."""
+    typer.echo(tag_of(root))
 
 
 @app.command("demo-image")
