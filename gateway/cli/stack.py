@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.cli import engine, itself
 from gateway.cli.failure import CommandFailed
 from gateway.cli.layout import Layout, write_private
+from gateway.cli.leftovers import Marks
 from gateway.cli.supervisor import Child, StopAsked, Supervisor
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.wire.checks import Check, Verdict
@@ -218,6 +219,12 @@ class Stack:
     def _make_token(self, scope: Scope, path: Path) -> None:
         words = ("token", "create", "--scope", scope.value, "--name", f"up-{scope.value}")
         write_private(path, itself.call(*words, env=self._environment).strip() + "\n")
+
+    def marks(self) -> Marks:
+        """What stands in the name, path or command line of everything that this service has made up to now."""
+        homes = sorted(self._layout.instances.iterdir())
+        tags = [itself.call("node", "tag", "--root", str(home / "node")).strip() for home in homes]
+        return (str(self._layout.root), *tags)
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
