@@ -1,22 +1,26 @@
 """A command in a sandbox at the terminal's end: output as bytes, input as bytes, Ctrl-C, and the exit code."""
 
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any, BinaryIO, Final
 
 from gateway.cli.access import SERVICE_FAILED
 from gateway.cli.failure import CommandFailed
+from gateway.wire.states import ExecStatus
 from ucloud_sandboxes_sdk import ExecHandle, SandboxApiError, SandboxExecResult, StdinClosedError, event_bytes
 
 READ: Final = 64 * 1024
+BLOCK: Final = 512 * 1024
 STDIN: Final = 0
 BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 INTERRUPTED: Final = 128 + signal.SIGINT
+TERMINAL: Final = frozenset({ExecStatus.EXITED, ExecStatus.FAILED})
 
 
 class _Input:
@@ -31,10 +35,12 @@ class _Input:
 
     def _send(self) -> None:
         try:
-            # The file descriptor itself: a buffered reader holds back what does not fill its buffer.
-            while data := os.read(STDIN, READ):
-                self._client.write_exec_stdin(self._session_id, data)
-            self._client.close_exec_stdin(self._session_id)
+            eof = False
+            while not eof:
+                data, eof = _read_stdin()
+                answer = self._client.write_exec_stdin(self._session_id, data, eof=eof)
+                if answer.get("session", {}).get("status") in TERMINAL:
+                    return
         except StdinClosedError:
             return
         except SandboxApiError as error:
@@ -129,12 +135,24 @@ def ended_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _read_stdin() -> tuple[bytes, bool]:
+    """Waits for input; takes what is there, up to a block, and tells whether it has ended."""
+    data = b""
+    # The file descriptor itself: a buffered reader holds back what does not fill its buffer.
+    while part := os.read(STDIN, READ):
+        data += part
+        if len(data) >= BLOCK or not select.select([STDIN], [], [], 0)[0]:
+            return data, False
+    return data, True
+
+
 def _write_out(handle: ExecHandle) -> None:
     targets: dict[str, BinaryIO] = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-    for event in handle.events():
-        if target := targets.get(event["stream"]):
-            target.write(event_bytes(event))
-            target.flush()
+    with closing(handle.events()) as events:
+        for event in events:
+            if target := targets.get(event["stream"]):
+                target.write(event_bytes(event))
+                target.flush()
 
 
 def _discard_stdout() -> None:

@@ -186,9 +186,14 @@ def test_a_process_that_does_not_want_all_its_input_is_no_error(
         return handle
 
     monkeypatch.setattr(client, "start_exec", ends_at_once)
-    assert sandbox.exec(["head", "-1"], input="y\n" * 1000).stdout == "done"
+    assert sandbox.exec(["head", "-1"], input=b"y" * 10_000_000).stdout == "done"
+    assert len(gateway.sent("POST", "/stdin")) == 1
+
+
+def test_a_process_without_stdin_takes_no_input(gateway: Gateway, sandbox: SandboxHandle) -> None:
+    gateway.open_session = True
     with pytest.raises(StdinClosedError):
-        sandbox.start_exec(["head", "-1"], stdin=True).write_stdin("y\n")
+        sandbox.start_exec(["cat"]).write_stdin("x")
 
 
 def test_stdin_can_be_written_in_steps(gateway: Gateway, sandbox: SandboxHandle) -> None:

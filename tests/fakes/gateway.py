@@ -261,7 +261,9 @@ class Gateway:
 
     def _stdin(self, session: Session, verb: str, request: Recorded) -> None:
         if session.session.status is not ExecStatus.RUNNING:
-            raise RefusedError(ErrorCode.STDIN_CLOSED, "the process has ended")
+            return
+        if not session.session.stdin_open:
+            raise RefusedError(ErrorCode.STDIN_CLOSED, "the process takes no input")
         given = StdinRequest.model_validate_json(request.body) if verb == "stdin" else StdinRequest(eof=True)
         session.stdin += given.to_bytes()
         if given.eof:

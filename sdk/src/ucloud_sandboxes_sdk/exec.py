@@ -1,11 +1,11 @@
 """Starting processes in a sandbox, feeding them and following them."""
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypedDict
 
 from .errors import SandboxApiError, StdinClosedError
-from .events import Event, EventReader
+from .events import TERMINAL, Event, EventReader
 from .results import SandboxExecResult
 from .retry import Deadline
 from .specs import argv
@@ -91,8 +91,10 @@ def run_with_input(
         # The service keeps the output meanwhile, so that writing everything first cannot block for ever.
         for block, last in _blocks(data):
             handle.write_stdin(block, eof=last)
+            if handle.session.get("status") in TERMINAL:
+                break  # the process did not want all of it, as `yes | head` shows; its result tells how it went
     except StdinClosedError:
-        pass  # the process did not want all of it, as `yes | head` shows; its result tells how it went
+        pass  # the same, seen a moment later
     return _collect(client.transport, handle.session, (), deadline)
 
 
@@ -130,7 +132,7 @@ class ExecHandle:
         """Asks the service how the session stands; see also `session`."""
         return self._told(self.client.get_exec_session(self.session_id))
 
-    def events(self, *, wait_seconds: float | None = None, limit: int | None = None) -> Iterator[Event]:
+    def events(self, *, wait_seconds: float | None = None, limit: int | None = None) -> Generator[Event, None, None]:
         """The events from `last_sequence` on, each as it happens, until the process has ended.
 
         An event is a dict with ``sequence``, ``stream`` (``stdout``, ``stderr``, ``status``, ``exit`` …), ``data`` as
