@@ -85,6 +85,7 @@ class Stack:
         Raises:
             CommandFailed: something is missing or did not start, in one sentence.
         """
+        self._refuse_another_url()
         self._ask_doctor()
         self._start_engine()
         self._make_tokens()
@@ -99,6 +100,15 @@ class Stack:
         while True:
             if (stop := self._supervisor.wait(3600.0)) is not None:
                 return stop
+
+    def _refuse_another_url(self) -> None:
+        """A node that outlived a SIGKILL knows the URL of its start and no other."""
+        earlier = self._layout.url.read_text().strip() if self._layout.url.exists() else self.access.url
+        if earlier != self.access.url and any(self._layout.instances.iterdir()):
+            raise CommandFailed(
+                f"an earlier start over {self._layout.root} was killed, and its node still serves {earlier};"
+                f" start with --port {earlier.rpartition(':')[2]} to take it over"
+            )
 
     def _ask_doctor(self) -> None:
         self._say("looking at this machine")

@@ -1,0 +1,90 @@
+"""``sandboxes up`` for real: it starts everything, keeps it alive, survives its own death, and ends clean."""
+
+import os
+import signal
+import stat
+
+import pytest
+
+from gateway.cli.demo import free_port
+from tests.engines.images import import_images
+from tests.stack import DOWN_SECONDS, Up, assert_nothing_left, marks, pids_of, running, start, until
+from ucloud_sandboxes_sdk import Image, SandboxHandle, SandboxSpec
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+
+def sandbox_in(up: Up) -> SandboxHandle:
+    image = Image.from_registry(import_images(up.engine()).busybox)
+    command = ["sh", "-c", "echo started >> /workspace/starts; exec sleep 600"]
+    spec = SandboxSpec(id="kept", image=image, command=command, memory_mb=64, disk_mb=64)
+    return up.client().create_sandbox(spec)
+
+
+def test_it_starts_serves_and_ends_clean(engines: None) -> None:
+    with running() as up:
+        sandbox = sandbox_in(up)
+        assert sandbox.exec(["cat", "/workspace/starts"], timeout_seconds=30).stdout == "started\n"
+        record = up.client().get_sandbox("kept")
+        assert record is not None
+        assert record["isolation"] == "gvisor"
+        for name in ("client", "operator"):
+            assert stat.S_IMODE((up.layout.tokens / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE(up.layout.root.stat().st_mode) == 0o700
+        assert up.layout.url.read_text() == f"{up.url}\n"
+        assert f"export UCLOUD_SANDBOX_URL={up.url}" in up.words
+        looked_for = marks(up.layout)
+        assert up.end() == 0, up.words
+        assert "everything has ended" in up.words
+        assert_nothing_left(looked_for)
+        assert list(up.layout.instances.iterdir()) == []
+
+
+@pytest.mark.parametrize("daemon", ["gateway", "autoscaler", "node"])
+def test_a_daemon_that_dies_comes_back(engines: None, daemon: str) -> None:
+    with running() as up:
+        first = up.pid(daemon)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        until(lambda: up.pid(daemon) not in {None, first}, f"another {daemon} runs")
+        until(
+            lambda: requests.get(f"{up.url}/readyz", timeout=5).ok, "the gateway serves"
+        ) if daemon != "gateway" else None
+        assert up.end() == 0, up.words
+
+
+def test_a_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
+    with running() as up:
+        sandbox_in(up)
+        token = (up.layout.tokens / "client").read_text()
+        node = up.pid("node")
+        up.process.kill()
+        up.process.wait(DOWN_SECONDS)
+        until(lambda: not pids_of(up.layout.root, "gateway"), "the gateway died with it")
+        until(lambda: not pids_of(up.layout.root, "autoscaler"), "the autoscaler died with it")
+        assert up.pid("node") == node
+
+        again = start(up.layout, up.port)
+        try:
+            assert (up.layout.tokens / "client").read_text() == token
+            assert up.pid("node") == node
+            sandbox = again.client().attach("kept")
+            assert sandbox.exec(["cat", "/workspace/starts"], timeout_seconds=30).stdout == "started\n"
+            looked_for = marks(again.layout)
+        finally:
+            assert again.end(signal.SIGTERM) == 0, again.words
+        assert_nothing_left(looked_for)
+
+
+def test_a_start_on_another_port_after_sigkill_names_the_right_one(engines: None) -> None:
+    with running() as up:
+        looked_for = marks(up.layout)
+        up.process.kill()
+        up.process.wait(DOWN_SECONDS)
+        other = start(up.layout, free_port(), ready=False)
+        assert other.process.wait(DOWN_SECONDS) == 1
+        until(lambda: f"--port {up.port}" in other.words, "it says which port")
+
+        again = start(up.layout, up.port)
+        assert again.end() == 0, again.words
+        assert_nothing_left(looked_for)

@@ -1,0 +1,120 @@
+"""``sandboxes up`` that cannot work says why in one sentence, and leaves nothing half-started."""
+
+import contextlib
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import leftovers
+from gateway.cli.demo import free_port
+from gateway.cli.layout import Layout, held
+from tests.stack import state
+
+pytestmark = pytest.mark.engine
+
+UP = [sys.executable, "-m", "gateway.cli", "up"]
+
+
+@pytest.fixture
+def layout(engines: None) -> Iterator[Layout]:
+    with state() as made:
+        yield made
+
+
+def refusal(root: Path, *options: str, before: tuple[str, ...] = ()) -> str:
+    """Runs ``sandboxes up``, which must fail and leave nothing; its one sentence."""
+    done = subprocess.run(
+        [*before, *UP, "--state-dir", str(root), *options],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode not in {0, -9}, done.stdout
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(leftovers.processes((f"{root}/",))) == []
+    assert list(leftovers.mounts((f"{root}/",))) == []
+    return errors[0]
+
+
+def test_a_port_that_is_taken(layout: Layout) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        said = refusal(layout.root, "--port", str(number))
+    assert f"port {number}" in said
+    assert "--port" in said
+
+
+def test_a_directory_that_another_one_holds(layout: Layout) -> None:
+    layout.make()
+    with held(layout.lock):
+        said = refusal(layout.root, "--port", str(free_port()))
+    assert "another 'sandboxes up'" in said
+    assert "--state-dir" in said
+
+
+def test_a_path_that_is_too_long(layout: Layout) -> None:
+    said = refusal(layout.root / ("x" * 40), "--port", str(free_port()))
+    assert "choose a shorter one with --state-dir" in said
+
+
+def test_a_path_that_is_a_file(layout: Layout) -> None:
+    (layout.root / "file").touch()
+    assert "cannot make" in refusal(layout.root / "file", "--port", str(free_port()))
+
+
+@pytest.mark.parametrize("size", ["64k", "1m"])
+def test_a_full_disk(layout: Layout, size: str) -> None:
+    disk = layout.root / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True, timeout=10)
+    try:
+        with contextlib.suppress(OSError):
+            (disk / "filling").write_bytes(b"x" * 2**20)
+        said = refusal_on(disk)
+    finally:
+        subprocess.run(["umount", disk], check=True, timeout=10)
+    assert "disk" in said or "space" in said
+
+
+def refusal_on(disk: Path) -> str:
+    return refusal(disk / "s", "--port", str(free_port()))
+
+
+def test_a_missing_engine(layout: Layout) -> None:
+    hide = ("unshare", "-m", "sh", "-c", 'mount --bind /dev/null "$(command -v runsc)" && exec "$@"', "sh")
+    said = refusal(layout.root, "--port", str(free_port()), before=hide)
+    assert "gVisor" in said or "runsc" in said
+
+
+def test_a_setting_that_does_not_exist(layout: Layout) -> None:
+    said = refusal(layout.root, "--port", str(free_port()), before=("env", "SANDBOXES_GATEWAY_COLOUR=red"))
+    assert "colour" in said
+
+
+def test_a_database_of_a_newer_version(layout: Layout) -> None:
+    layout.make()
+    create = ["token", "create", "--name", "x", "--scope", "client", "--state-dir", str(layout.gateway)]
+    subprocess.run([*UP[:-1], *create], check=True, timeout=60, capture_output=True)
+    with contextlib.closing(sqlite3.connect(layout.gateway / "gateway.db")) as database:
+        database.execute("UPDATE alembic_version SET version_num = 'v9999'")
+        database.commit()
+    said = refusal(layout.root, "--port", str(free_port()))
+    assert "newer" in said
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_a_port_that_is_none(layout: Layout, port: str) -> None:
+    done = subprocess.run(
+        [*UP, "--state-dir", str(layout.root), "--port", port], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "--port" in done.stderr
