@@ -1,0 +1,70 @@
+"""The node agent's decisions."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
+from gateway.wire.states import DeathReason, ExecStatus
+from node_agent.core import outcome
+from node_agent.core.admission import refusal, reserved
+from node_agent.machine import parse_meminfo, parse_pressure
+from node_agent.runtime.base import Death, Exit, RuntimeFailure
+
+NODE = Shape(cpus=4, memory_mb=1000, disk_mb=1000, slots=2)
+SMALL = Shape(cpus=1, memory_mb=400, disk_mb=100, slots=1)
+
+
+def test_takes_what_fits() -> None:
+    assert refusal(total=NODE, held=SMALL, wanted=SMALL, draining=False) is None
+
+
+def test_refuses_and_names_what_is_short() -> None:
+    held = reserved([SMALL, SMALL])
+    sentence = refusal(total=NODE, held=held, wanted=SMALL, draining=False)
+    assert sentence == "this node has no room: memory_mb 400 of 200 free, slots 1 of 0 free"
+
+
+def test_a_draining_node_refuses_what_fits() -> None:
+    assert "draining" in str(refusal(total=NODE, held=Shape(), wanted=SMALL, draining=True))
+
+
+def death(reason: DeathReason) -> Death:
+    return Death(reason, 137, "of something", datetime.now(UTC))
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "code", "signal"),
+    [
+        (outcome.ended(Exit(3)), ExecStatus.EXITED, 3, None),
+        (outcome.ended(Exit(143, 15)), ExecStatus.EXITED, 143, 15),
+        (outcome.timed_out(2), ExecStatus.FAILED, 124, None),
+        (outcome.lost("gone", None), ExecStatus.FAILED, -1, None),
+        (outcome.lost("gone", death(DeathReason.OOM)), ExecStatus.FAILED, 137, 9),
+        (outcome.lost("gone", death(DeathReason.NODE_LOST)), ExecStatus.FAILED, -1, None),
+        (outcome.forgotten(), ExecStatus.FAILED, -1, None),
+    ],
+)
+def test_how_a_session_ends(result: outcome.Outcome, status: ExecStatus, code: int, signal: int | None) -> None:
+    assert (result.status, result.exit_code, result.signal) == (status, code, signal)
+    assert bool(result.error) == (status is ExecStatus.FAILED)
+
+
+def test_the_death_of_the_sandbox_explains_a_lost_process() -> None:
+    assert outcome.lost("gone", death(DeathReason.OOM)).error == "the sandbox ended (oom): of something"
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [("x: No such file or directory", 127), ("x: not found in PATH", 127), ("x: Permission denied", 126)],
+)
+def test_a_program_that_does_not_start_has_a_shells_exit_code(message: str, code: int) -> None:
+    assert outcome.refused(RuntimeFailure(ErrorCode.START_ERROR, message)).exit_code == code
+
+
+def test_reads_the_kernels_files() -> None:
+    assert parse_meminfo("MemTotal:  2048000 kB\nMemAvailable: 1024 kB\nHugePages_Total: 0\n")["MemTotal"] == 2000
+    text = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=9.00 avg60=0 avg300=0 total=0\n"
+    assert parse_pressure(text) == 1.5
+    assert parse_pressure("") is None
