@@ -1,0 +1,207 @@
+"""``sandboxes autoscaler``: run it, look at its plan, its rows and what it did."""
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autoscaler import lock, main
+from autoscaler.clock import Clock
+from autoscaler.reconcile import Report
+from autoscaler.settings import SettingsError, load_settings
+from gateway.wire.checks import Check, Verdict
+from providers import registry
+
+WIDE = 200
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+app = typer.Typer(no_args_is_help=True, help="Run the autoscaler, or look at its plan.")
+
+Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def run(
+    config: Config = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Act on the plan; without it, only look.")] = False,
+) -> None:
+    """Run the daemon in the foreground until SIGTERM."""
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    with _sentences():
+        main.run(load_settings(config), os.environ, execute=execute)
+
+
+@app.command()
+def plan(config: Config = None, as_json: AsJson = False) -> None:
+    """Show what the next tick would do, without doing it."""
+    with _sentences(), main.assembled(load_settings(config), os.environ, execute=False) as parts:
+        report = parts.reconciler.look()
+    if as_json:
+        _json(_report(report))
+        return
+    _show(("found", "reason"), [_words(finding) for finding in report.findings])
+    _show(("action", "reason"), [_words(action) for action in report.plan.actions])
+    _show(("not done", "reason"), [(wait.subject, wait.reason) for wait in report.plan.waits])
+
+
+@app.command()
+def status(config: Config = None, as_json: AsJson = False) -> None:
+    """Show every instance that is not gone, and what is held back."""
+    with _sentences():
+        settings = load_settings(config)
+        journal = main.open_journal(settings)
+        try:
+            intents, backoffs = journal.open_intents(), list(journal.backoffs().values())
+        finally:
+            journal.close()
+    owner = lock.owner(settings.lock)
+    held = [each for each in backoffs if each.until > Clock().now()]
+    if as_json:
+        _json({"running": owner, "intents": intents, "backoffs": held})
+        return
+    typer.echo(f"running: {owner or 'no'}")
+    rows = [(i.name, i.pool, i.state.value, _time(i.changed_at), str(i.offer), i.detail) for i in intents]
+    _show(("instance", "pool", "state", "since", "offer", "detail"), rows)
+    _show(("held back", "until", "reason"), [(each.key, _time(each.until), each.reason) for each in held])
+
+
+@app.command()
+def events(
+    config: Config = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, the newest last.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened last."""
+    with _sentences():
+        journal = main.open_journal(load_settings(config))
+        try:
+            found = journal.events(limit)
+        finally:
+            journal.close()
+    if as_json:
+        _json(found)
+        return
+    _show(("time", "subject", "event", "detail"), [(_time(e.at), e.subject, e.kind, e.detail) for e in found])
+
+
+@app.command()
+def pools(config: Config = None, as_json: AsJson = False) -> None:
+    """Show the pools of the settings, and how many instances each has."""
+    with _sentences():
+        settings = load_settings(config)
+        journal = main.open_journal(settings)
+        try:
+            intents = journal.open_intents()
+        finally:
+            journal.close()
+    counts = {pool.name: sum(1 for intent in intents if intent.pool == pool.name) for pool in settings.pools}
+    if as_json:
+        _json([{**pool.model_dump(mode="json"), "instances": counts[pool.name]} for pool in settings.pools])
+        return
+    rows = [(p.name, p.provider, p.role, f"{counts[p.name]} of {p.min}–{p.max}") for p in settings.pools]
+    _show(("pool", "provider", "role", "instances"), rows)
+
+
+@app.command(name="release")
+def release_fleet(
+    config: Config = None,
+    within: Annotated[float, typer.Option(min=1, help="Seconds until it gives up.")] = 150.0,
+) -> None:
+    """Delete every instance of this fleet, whatever runs on it, and wait until they are gone.
+
+    The autoscaler must not run.
+    """
+    with _sentences():
+        settings = load_settings(config)
+        with main.locked(settings):
+            left = main.give_up(settings, os.environ, within)
+    for sentence in left:
+        typer.echo(f"error: {sentence}", err=True)
+    if left:
+        raise typer.Exit(1)
+
+
+def checks() -> list[Check]:
+    """The autoscaler's rows of ``sandboxes doctor``: every installed provider can be loaded."""
+    names = sorted({entry.name for entry in registry.installed()})
+    if not names:
+        cure = "pip install 'sandbox-fleet[autoscaler]'"
+        return [Check(name="providers", verdict=Verdict.ERROR, found="none is installed", cure=cure)]
+    return [_provider_check(name) for name in names]
+
+
+def _provider_check(name: str) -> Check:
+    try:
+        loaded = registry.load(name)
+    except registry.PluginError as error:
+        cure = "install what it needs, or remove the package"
+        return Check(name=f"provider {name}", verdict=Verdict.WARNING, found=str(error), cure=cure)
+    return Check(name=f"provider {name}", verdict=Verdict.OK, found=f"{loaded.__module__}.{loaded.__qualname__}")
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Turns what stops a command into one sentence and exit code 1."""
+    try:
+        yield
+    except (SettingsError, main.StartError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _report(report: Report) -> dict[str, Any]:
+    return {
+        "findings": [_kind(finding) for finding in report.findings],
+        "actions": [_kind(action) for action in report.plan.actions],
+        "waits": list(report.plan.waits),
+    }
+
+
+def _kind(value: Any) -> dict[str, Any]:
+    return {"kind": type(value).__name__.lower(), **dataclasses.asdict(value)}
+
+
+def _words(value: Any) -> tuple[str, str]:
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    reason = str(fields.pop("reason", ""))
+    return f"{type(value).__name__.lower()} {' '.join(str(item) for item in fields.values())}", reason
+
+
+def _json(value: Any) -> None:
+    typer.echo(json.dumps(value, default=_plain, indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    return str(value)
+
+
+def _show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    listed = list(rows)
+    if not listed:
+        return
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in listed:
+        table.add_row(*row)
+    # A file or a pipe has no width to fit into.
+    Console(width=None if sys.stdout.isatty() else WIDE, markup=False).print(table)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

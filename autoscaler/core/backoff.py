@@ -1,0 +1,70 @@
+"""How long nothing is created after a failure, and how far that reaches.
+
+Doubles with every failed window, not with every failure inside one, and is forgotten after three quiet hours; the
+bounds are those of the cluster autoscaler, split by what failed.
+"""
+
+from typing import Final
+
+from autoscaler.core.model import BackOff, OfferKey
+from providers.base import ErrorKind, ProviderError, Scope
+
+FORGET_SECONDS: Final = 3 * 3600.0
+BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
+    Scope.INSTANCE: (10.0, 300.0),
+    Scope.OFFER: (120.0, 1800.0),
+    Scope.LOCATION: (1800.0, 6 * 3600.0),
+    Scope.POOL: (60.0, 3600.0),
+    Scope.PROVIDER: (30.0, 3600.0),
+}
+RETRY_FIRST: Final = 2.0
+RETRY_MOST: Final = 60.0
+
+
+def pool_key(pool: str) -> str:
+    """Key of a pool whose instances do not become nodes, or whose settings are refused."""
+    return f"pool {pool}"
+
+
+def keys(provider: str, pool: str, offer: OfferKey) -> tuple[str, ...]:
+    """All keys under which a create of this offer for this pool can be held back."""
+    return (provider, f"{provider} location {offer.location}", f"{provider} offer {offer}", pool_key(pool))
+
+
+def key_of(error: ProviderError, provider: str, pool: str, offer: OfferKey) -> str:
+    """The key that a failed create holds back."""
+    if error.kind in (ErrorKind.QUOTA, ErrorKind.AUTH, ErrorKind.RATE_LIMIT):
+        return provider  # the next offer shares the limit, whatever scope the provider gave
+    by_scope = {
+        Scope.PROVIDER: provider,
+        Scope.LOCATION: f"{provider} location {offer.location}",
+        Scope.OFFER: f"{provider} offer {offer}",
+    }
+    return by_scope.get(error.scope, pool_key(pool))
+
+
+def grown(
+    previous: BackOff | None, key: str, *, bounds: tuple[float, float], now: float, reason: str, least: float = 0.0
+) -> BackOff:
+    """The back-off after one more failure.
+
+    Args:
+        previous: what was stored under ``key``.
+        bounds: seconds of the first window and of the longest.
+        least: seconds that the provider asked for.
+    """
+    if previous is not None and now < previous.until:
+        failures = previous.failures
+    elif previous is None or now - previous.failed_at > FORGET_SECONDS:
+        failures = 1
+    else:
+        failures = previous.failures + 1
+    first, most = bounds
+    seconds = max(least, min(most, first * 2.0 ** min(failures - 1, 32)))
+    until = max(now + seconds, previous.until if previous is not None else 0.0)
+    return BackOff(key, until, failures, now, reason)
+
+
+def retry_after(attempts: int) -> float:
+    """Seconds until a call whose outcome is unknown is made again."""
+    return min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(attempts, 16))

@@ -1,0 +1,32 @@
+"""Names and labels that every instance carries, within the rules of every cloud (63 characters of ``[a-z0-9-]``)."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from providers.base import Instance
+
+PREFIX: Final = "sandbox-fleet"
+DEPLOYMENT: Final = f"{PREFIX}/deployment"
+POOL: Final = f"{PREFIX}/pool"
+ROLE: Final = f"{PREFIX}/role"
+OPERATION: Final = f"{PREFIX}/op"
+
+NAME_PATTERN: Final = r"^[a-z]([a-z0-9-]{0,22}[a-z0-9])?$"
+"""Of deployments and pools: two of them and an operation id make a name of at most 62 characters."""
+OPERATION_LENGTH: Final = 12
+OPERATION_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
+
+
+def instance_name(deployment: str, pool: str, operation_id: str) -> str:
+    """The name of the instance of one operation; the same at every try, and never used twice."""
+    return f"{deployment}-{pool}-{operation_id}"
+
+
+def labels(deployment: str, pool: str, role: str, operation_id: str) -> Mapping[str, str]:
+    """What an instance carries, so that it can be matched with its row again, or adopted without one."""
+    return {DEPLOYMENT: deployment, POOL: pool, ROLE: role, OPERATION: operation_id}
+
+
+def operation_of(instance: Instance) -> str | None:
+    """The operation that made an instance, as its labels tell."""
+    return instance.labels.get(OPERATION)

@@ -1,0 +1,63 @@
+"""`plan`: what to do now, and what not, each with its reason."""
+
+from autoscaler.core import scaling, stopping
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.model import Action, CancelDrain, FleetPolicy, Plan, Retry, Wait, World
+
+S = IntentState
+
+
+def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
+    """The actions for one tick, in the order in which they are to be done: room is made before it is taken.
+
+    Args:
+        world: rows, listings, nodes and demand; rows are settled already (`autoscaler.core.settle`).
+        policy: the pools and the rules that they share.
+        now: seconds since the epoch.
+    """
+    waits = _blind_spots(world, policy)
+    stops = stopping.stops(world, policy, now, waits)
+    actions: list[Action] = [*stopping.sweeps(world, policy, now, waits), *stopping.forgets(world)]
+    if world.nodes is None:
+        waits.append(Wait("fleet", "no scaling: the gateway cannot be asked"))
+        return Plan((*stops, *actions), tuple(waits))
+    actions += _retries(world, policy, now, waits)
+    scaled = scaling.scale(world, policy, now, waits)
+    needed = {action.operation_id for action in scaled if isinstance(action, CancelDrain)}
+    return Plan((*(stop for stop in stops if stop.operation_id not in needed), *actions, *scaled), tuple(waits))
+
+
+def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:
+    """What this plan says nothing about."""
+    pools = {pool.name for pool in policy.pools}
+    waits = [
+        Wait(f"provider {name}", f"nothing is concluded or changed there: {view.problem}")
+        for name, view in sorted(world.providers.items())
+        if view.instances is None
+    ]
+    for intent in world.intents:
+        if intent.provider not in world.providers:
+            waits.append(Wait(intent.name, f"its provider {intent.provider} is not in the settings; it is left alone"))
+        elif intent.pool not in pools:
+            waits.append(Wait(intent.name, f"its pool {intent.pool} is not in the settings; it is not scaled"))
+    return waits
+
+
+def _retries(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> list[Action]:
+    """Creates that were written down and have no known outcome yet."""
+    actions: list[Action] = []
+    pools = {pool.name for pool in policy.pools}
+    for intent in world.intents:
+        if intent.state not in (S.PLANNED, S.CALLING) or intent.pool not in pools:
+            continue
+        view = world.providers.get(intent.provider)
+        if view is None or view.instances is None:
+            continue
+        if now < intent.next_try_at:
+            waits.append(Wait(intent.name, f"its create is sent again in {intent.next_try_at - now:.0f} s"))
+        elif intent.attempts and not view.caps.unique_names and intent.sighting not in world.missing_before:
+            waits.append(Wait(intent.name, "a second listing must show that the first create came to nothing"))
+        else:
+            again = "its outcome is unknown, and the same name cannot make a second" if intent.attempts else "planned"
+            actions.append(Retry(intent.operation_id, again))
+    return actions

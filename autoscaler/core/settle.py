@@ -1,0 +1,186 @@
+"""What has become clear since the rows were written: rows against listings and nodes."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from autoscaler.core import naming
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.model import (
+    Adopt,
+    Finding,
+    FleetPolicy,
+    Intent,
+    Learn,
+    Move,
+    Node,
+    PoolPolicy,
+    ProviderView,
+    World,
+)
+from gateway.wire.resources import Shape
+from gateway.wire.states import NodeState
+from providers.base import Instance, Phase
+
+S = IntentState
+_WITH_NODE = frozenset({S.READY, S.DRAINING})
+_WITH_INSTANCE = frozenset({S.BOOTING, S.READY, S.DRAINING})
+
+
+def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]:
+    """Every change of a row that the world proves.
+
+    A blind provider proves nothing about its instances, and a silent gateway nothing about nodes.  That an instance
+    is absent takes two complete listings in a row; that the gateway has forgotten a node, two looks.
+    """
+    findings: list[Finding] = []
+    nodes = nodes_by_instance(world)
+    for intent in world.intents:
+        view = world.providers.get(intent.provider)
+        if view is None or view.instances is None:
+            continue
+        if (move := _move(intent, world, nodes.get(intent.name), now)) is not None:
+            findings.append(move)
+    for pool in policy.pools:
+        findings += _adoptions(world, pool, policy, nodes, now)
+    findings += _lessons(world, nodes)
+    return tuple(findings)
+
+
+def applied(world: World, findings: tuple[Finding, ...], now: float) -> World:
+    """The world with its rows changed as found."""
+    intents = {intent.operation_id: intent for intent in world.intents}
+    learned = dict(world.learned)
+    for finding in findings:
+        match finding:
+            case Move():
+                intents[finding.operation_id] = moved(intents[finding.operation_id], finding, now)
+            case Adopt():
+                intents[finding.intent.operation_id] = finding.intent
+            case Learn():
+                learned[finding.pool, finding.type] = finding.shape
+    kept = tuple(intent for intent in intents.values() if intent.state is not S.GONE)
+    return replace(world, intents=kept, learned=learned)
+
+
+def moved(intent: Intent, move: Move, now: float) -> Intent:
+    """The row after a move; a field that the move leaves out stays."""
+    return replace(
+        intent,
+        state=move.to,
+        changed_at=now,
+        detail=move.reason,
+        instance_id=move.instance_id or intent.instance_id,
+        node_id=move.node_id or intent.node_id,
+    )
+
+
+def nodes_by_instance(world: World) -> dict[str, Node]:
+    """The gateway's nodes by the name of the instance behind each."""
+    return {node.instance: node for node in world.nodes or ()}
+
+
+def instances_of(view: ProviderView, operation_id: str) -> list[Instance]:
+    """All instances of one operation that are not gone, the oldest first."""
+    found = [i for i in view.instances or () if naming.operation_of(i) == operation_id and i.phase is not Phase.GONE]
+    return sorted(found, key=lambda instance: (instance.created_at, instance.id))
+
+
+def _move(intent: Intent, world: World, node: Node | None, now: float) -> Move | None:
+    instance = next(iter(instances_of(world.providers[intent.provider], intent.operation_id)), None)
+    if intent.state is S.PLANNED and now > intent.deadline:
+        return Move(intent.operation_id, S.GONE, "its create was never sent, and its time is over")
+    if intent.state is S.CALLING:
+        return _after_call(intent, instance, now)
+    if intent.state not in _WITH_INSTANCE:
+        return None
+    return _loss(intent, instance, world) or _registration(intent, node, world)
+
+
+def _after_call(intent: Intent, instance: Instance | None, now: float) -> Move | None:
+    if instance is not None:
+        return Move(intent.operation_id, S.BOOTING, "the provider lists it", instance_id=instance.id)
+    if now > intent.deadline:
+        return Move(intent.operation_id, S.ABANDONED, "no instance came of it in time; it is not asked for again")
+    return None
+
+
+def _loss(intent: Intent, instance: Instance | None, world: World) -> Move | None:
+    if instance is None:
+        if intent.sighting not in world.missing_before:
+            return None
+        return Move(intent.operation_id, S.LOST, "the provider has listed it no more, twice")
+    if instance.phase is Phase.LOST:
+        return Move(intent.operation_id, S.LOST, "the provider says that it is lost")
+    if instance.phase is Phase.STOPPING:
+        return Move(intent.operation_id, S.DELETING, "somebody else deletes it")
+    return None
+
+
+def _registration(intent: Intent, node: Node | None, world: World) -> Move | None:
+    if world.nodes is None:
+        return None
+    if intent.state is S.BOOTING and node is not None and node.state in (NodeState.READY, NodeState.DRAINING):
+        return Move(intent.operation_id, S.READY, f"node {node.id} has registered", node_id=node.id)
+    if intent.state in _WITH_NODE and node is None and intent.operation_id in world.unknown_nodes_before:
+        return Move(intent.operation_id, S.LOST, f"the gateway has forgotten node {intent.node_id}")
+    return None
+
+
+def _adoptions(
+    world: World, pool: PoolPolicy, policy: FleetPolicy, nodes: dict[str, Node], now: float
+) -> Iterator[Adopt]:
+    """Rows for working nodes of ours that have none."""
+    view = world.providers.get(pool.provider)
+    known = {intent.operation_id for intent in world.intents}
+    for instance in view.instances or () if view is not None else ():
+        operation_id, node = naming.operation_of(instance), nodes.get(instance.name)
+        if operation_id is None or operation_id in known or instance.labels.get(naming.POOL) != pool.name:
+            continue
+        if instance.phase is not Phase.RUNNING or node is None or instance.name in world.gone:
+            continue
+        if node.state not in (NodeState.READY, NodeState.DRAINING):
+            continue
+        known.add(operation_id)
+        created = min(now, instance.created_at.timestamp())
+        reason = f"node {node.id} works and no row knows its instance"
+        yield Adopt(
+            Intent(
+                operation_id=operation_id,
+                pool=pool.name,
+                provider=pool.provider,
+                name=instance.name,
+                type=instance.type,
+                location=instance.location,
+                state=S.READY if node.state is NodeState.READY else S.DRAINING,
+                created_at=created,
+                changed_at=now,
+                deadline=created + pool.boot_seconds,
+                instance_id=instance.id,
+                node_id=node.id,
+                detail=reason,
+            ),
+            reason,
+        )
+
+
+def _lessons(world: World, nodes: dict[str, Node]) -> Iterator[Learn]:
+    """What types really give: the least that any of their nodes reports now."""
+    seen: dict[tuple[str, str], Node] = {}
+    for intent in world.intents:
+        node = nodes.get(intent.name)
+        if node is None or intent.state not in _WITH_NODE:
+            continue
+        least = seen.get((intent.pool, intent.type))
+        if least is None or node.total.memory_mb < least.total.memory_mb:
+            seen[intent.pool, intent.type] = node
+    for (pool, kind), node in sorted(seen.items()):
+        if _differs(world.learned.get((pool, kind)), node.total):
+            yield Learn(pool, kind, node.total)
+
+
+def _differs(known: Shape | None, seen: Shape) -> bool:
+    """By more than one part in twenty; free disk changes a little all the time."""
+    if known is None:
+        return True
+    pairs = ((getattr(known, name), getattr(seen, name)) for name in Shape.model_fields)
+    return any(abs(before - after) > before / 20 for before, after in pairs)

@@ -1,0 +1,192 @@
+"""The composition root: settings in, a running autoscaler out.  The only module that knows all the parts."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autoscaler import lock, release
+from autoscaler.bootstrap import BootstrapError, NodeBoot, renderer
+from autoscaler.clock import Clock, ClockGuard
+from autoscaler.daemon import Daemon
+from autoscaler.execute import Executor, Preparation
+from autoscaler.observe import Observer
+from autoscaler.reconcile import Reconciler
+from autoscaler.settings import AutoscalerSettings, PoolSettings
+from autoscaler.store.db import JournalError
+from autoscaler.store.journal import Journal
+from gateway.client import GatewayClient
+from providers import registry
+from providers.base import ComputeProvider
+from providers.base import SettingsError as ProviderSettingsError
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The autoscaler cannot start; the sentence says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One autoscaler, put together."""
+
+    journal: Journal
+    providers: Mapping[str, ComputeProvider]
+    reconciler: Reconciler
+
+
+@contextlib.contextmanager
+def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bool) -> Iterator[Parts]:
+    """All parts of one autoscaler; the journal is closed at the end.
+
+    Args:
+        settings: what to run.
+        environ: where providers look up secrets that their settings name.
+        execute: whether it may change anything.
+
+    Raises:
+        StartError: the token, a provider or the journal cannot be used.
+    """
+    providers = make_providers(settings, environ)
+    preparations = {pool.name: _preparation(pool, settings) for pool in settings.pools}
+    gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
+    policy, clock = settings.policy(), Clock()
+    journal = open_journal(settings)
+    try:
+        guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped)
+        reconciler = Reconciler(
+            observer=Observer(providers, gateway, journal, clock, guard),
+            journal=journal,
+            gateway=gateway,
+            policy=policy,
+            clock=clock,
+            executor=Executor(journal, providers, gateway, policy, preparations, clock) if execute else None,
+        )
+        yield Parts(journal, providers, reconciler)
+    finally:
+        journal.close()
+
+
+def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bool) -> None:
+    """Runs the daemon until a signal.
+
+    Raises:
+        StartError: it cannot start, or another one runs.
+    """
+    with locked(settings), assembled(settings, environ, execute=execute) as parts:
+        log.info(
+            "autoscaler of %s: %d pools%s",
+            settings.deployment,
+            len(settings.pools),
+            "" if execute else ", looking only",
+        )
+        tick = parts.reconciler.tick
+        Daemon(tick, parts.reconciler.prune if execute else _nothing, settings.tick_seconds).run()
+
+
+@contextlib.contextmanager
+def locked(settings: AutoscalerSettings) -> Iterator[None]:
+    """The lock of the one that acts.
+
+    Raises:
+        StartError: another one has it, or its directory cannot be used.
+    """
+    try:
+        with lock.held(settings.lock):
+            yield
+    except lock.LockedError as error:
+        raise StartError(str(error)) from error
+    except PermissionError as error:
+        raise StartError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
+
+
+def make_providers(settings: AutoscalerSettings, environ: Mapping[str, str]) -> dict[str, ComputeProvider]:
+    """The providers of the settings.
+
+    Raises:
+        StartError: a plugin is missing or malformed, or its settings are wrong.
+    """
+    made: dict[str, ComputeProvider] = {}
+    for name, table in settings.providers.items():
+        kind = str(table.get("kind", name))
+        own = {key: value for key, value in table.items() if key != "kind"}
+        try:
+            made[name] = registry.build(kind, own, deployment=settings.deployment, environ=environ)
+        except (registry.PluginError, ProviderSettingsError) as error:
+            raise StartError(f"provider {name}: {error}") from error
+    return made
+
+
+def open_journal(settings: AutoscalerSettings) -> Journal:
+    """The journal of the settings.
+
+    Raises:
+        StartError: it cannot be used.
+    """
+    try:
+        settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Journal.open(settings.url)
+    except (JournalError, OSError) as error:
+        raise StartError(str(error)) from error
+
+
+def _preparation(pool: PoolSettings, settings: AutoscalerSettings) -> Preparation:
+    kind = str(settings.providers[pool.provider].get("kind", pool.provider))
+    try:
+        render = renderer(kind)
+    except BootstrapError as error:
+        raise StartError(f"pool {pool.name}: {error}") from error
+
+    def user_data(instance: str, join_token: str) -> str:
+        return render(
+            NodeBoot(
+                gateway_url=settings.node_gateway_url or settings.gateway_url,
+                join_token=join_token,
+                instance=instance,
+                pool=pool.name,
+                role=pool.role,
+                settings=pool.node_settings,
+            )
+        )
+
+    return Preparation(pool.image, user_data)
+
+
+def _token(settings: AutoscalerSettings) -> str:
+    try:
+        token = settings.token_file.read_text().strip()
+    except OSError as error:
+        raise StartError(f"token_file: {error}") from error
+    if not token:
+        raise StartError(f"token_file: {settings.token_file} is empty; put an operator token into it")
+    return token
+
+
+def _clock_jumped(seconds: float) -> None:
+    log.warning("the wall clock jumped by %.0f s: nothing is deleted for its age for a while", seconds)
+
+
+def _nothing() -> None:
+    """What a daemon that only looks does once an hour."""
+
+
+def give_up(settings: AutoscalerSettings, environ: Mapping[str, str], within: float) -> list[str]:
+    """Deletes the whole fleet; the caller holds the lock.
+
+    Returns:
+        A sentence for each instance or provider that is left.
+
+    Raises:
+        StartError: a provider or the journal cannot be used.
+    """
+    providers = make_providers(settings, environ)
+    journal = open_journal(settings)
+    try:
+        names = frozenset(intent.name for intent in journal.open_intents())
+        left = release.release(journal, providers, clock=Clock(), within=within)
+    finally:
+        journal.close()
+    for sentence in release.forget(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):
+        log.warning("%s", sentence)
+    return left

@@ -1,0 +1,113 @@
+"""One tick: look, write down what has become clear, plan, act."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from autoscaler.clock import Clock
+from autoscaler.core import backoff
+from autoscaler.core.ceilings import ceilings
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.model import Finding, FleetPolicy, Move, Plan, World
+from autoscaler.core.policy import plan
+from autoscaler.core.settle import applied, settle
+from autoscaler.execute import Executor
+from autoscaler.observe import Gateway, Observer
+from autoscaler.store.journal import Journal
+from gateway.client import GatewayError, GatewayUnreachableError
+from gateway.wire.capacity import Ceilings
+
+log = logging.getLogger(__name__)
+
+CEILINGS_SECONDS: Final = 60.0
+"""Told again this often although nothing changed, so that a gateway that lost them has them back."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one tick saw and decided."""
+
+    world: World
+    """Rows as they are after the findings."""
+    findings: tuple[Finding, ...]
+    plan: Plan
+
+
+class Reconciler:
+    """Ticks over one fleet.
+
+    Args:
+        executor: ``None`` to only look: then nothing is written and nothing is called but listings.
+    """
+
+    def __init__(
+        self,
+        *,
+        observer: Observer,
+        journal: Journal,
+        gateway: Gateway,
+        policy: FleetPolicy,
+        clock: Clock,
+        executor: Executor | None,
+    ) -> None:
+        self._observer = observer
+        self._journal = journal
+        self._gateway = gateway
+        self._policy = policy
+        self._clock = clock
+        self._executor = executor
+        self._told: Ceilings | None = None
+        self._told_at = float("-inf")
+
+    def look(self) -> Report:
+        """What a tick would find and do now; changes nothing."""
+        world = self._observer.observe()
+        now = self._clock.now()
+        findings = settle(world, self._policy, now)
+        settled = applied(world, findings, now)
+        return Report(settled, findings, plan(settled, self._policy, now))
+
+    def tick(self, is_stopping: Callable[[], bool] = lambda: False) -> Report:
+        """Looks and acts."""
+        report = self.look()
+        if self._executor is None:
+            return report
+        if report.findings:
+            self._journal.settle(report.findings, self._clock.now())
+        for finding in report.findings:
+            log.info("%s", _words(finding))
+        self._release(report)
+        self._tell_ceilings(report.world)
+        self._executor.carry_out(report.plan, is_stopping)
+        return report
+
+    def prune(self) -> None:
+        """Drops what is old from the journal."""
+        self._journal.prune(self._clock.now())
+
+    def _release(self, report: Report) -> None:
+        """A node that registered proves that its pool's instances become nodes."""
+        became = {f.operation_id for f in report.findings if isinstance(f, Move) and f.to is IntentState.READY}
+        pools = {intent.pool for intent in report.world.intents if intent.operation_id in became}
+        held = [key for pool in sorted(pools) if (key := backoff.pool_key(pool)) in report.world.backoffs]
+        if held:
+            self._journal.release(held)
+
+    def _tell_ceilings(self, world: World) -> None:
+        told = ceilings(world, self._policy)
+        recently = self._clock.monotonic() - self._told_at < CEILINGS_SECONDS
+        if told is None or (told == self._told and recently):
+            return
+        try:
+            self._gateway.put_ceilings(told)
+        except (GatewayError, GatewayUnreachableError) as error:
+            log.warning("the gateway was not told what could be had: %s", error)
+            return
+        self._told, self._told_at = told, self._clock.monotonic()
+
+
+def _words(finding: Finding) -> str:
+    if isinstance(finding, Move):
+        return f"{finding.operation_id} is {finding.to}: {finding.reason}"
+    return str(finding)

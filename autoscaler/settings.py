@@ -1,0 +1,196 @@
+"""Settings of the autoscaler, read from a TOML file and the environment; nothing is read at import."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from autoscaler.core.model import FleetPolicy, OfferKey, PoolPolicy
+from autoscaler.core.naming import NAME_PATTERN
+from gateway.wire.sandboxes import Isolation, RuntimeName
+
+ENV_PREFIX: Final = "SANDBOXES_AUTOSCALER_"
+_GIVES: Final = ("cpus", "memory_mb", "disk_mb")
+
+Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the sentence says which key of which source, and why."""
+
+
+class OfferSettings(BaseModel):
+    """One offer that a pool may buy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str
+    location: str
+
+
+class PoolSettings(BaseModel):
+    """Nodes of one kind, scaled together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    provider: str
+    """A key of ``providers``."""
+    role: Literal["sandbox", "builder", "both"] = "sandbox"
+    offers: tuple[OfferSettings, ...] = ()
+    """What may be bought, in order of preference; empty for all that the provider sells, the cheapest first."""
+    image: str = ""
+    """What instances boot from, in the provider's words."""
+    min: int = Field(default=0, ge=0)
+    max: int = Field(default=1, ge=0)
+    idle_seconds: float = Field(default=600.0, gt=0)
+    """A node beyond the minimum that has been empty this long is closed and stopped."""
+    boot_seconds: float = Field(default=900.0, gt=0)
+    """From the decision to the registered node; later than that it has failed."""
+    max_in_flight: int = Field(default=2, ge=1)
+    """Most instances on their way at once."""
+    runtimes: tuple[RuntimeName, ...] = ("runsc", "docker")
+    isolations: tuple[Isolation, ...] = ("gvisor", "runc")
+    """What its nodes offer."""
+    cpu_overcommit: float = Field(default=4.0, gt=0)
+    reserve_memory_mb: int = Field(default=512, ge=0)
+    reserve_disk_mb: int = Field(default=2048, ge=0)
+    slots: int = Field(default=250, ge=1)
+    """These four, and ``runtimes``, are told to its nodes; see the settings of the node agent."""
+    node: dict[str, object] = {}
+    """More settings of its node agents, as they stand in the node agent's own file."""
+
+    @model_validator(mode="after")
+    def _min_within_max(self) -> Self:
+        if self.min > self.max:
+            raise ValueError("min must not be above max")
+        return self
+
+    @property
+    def node_settings(self) -> dict[str, object]:
+        """What its node agents are told."""
+        return {
+            "runtimes": list(self.runtimes),
+            "cpu_overcommit": self.cpu_overcommit,
+            "reserve_memory_mb": self.reserve_memory_mb,
+            "reserve_disk_mb": self.reserve_disk_mb,
+            "slots": self.slots,
+            **self.node,
+        }
+
+    def policy(self) -> PoolPolicy:
+        """The pool as the policy sees it."""
+        gives = {key: value for key in _GIVES if isinstance(value := self.node.get(key), int | float)}
+        return PoolPolicy(
+            name=self.name,
+            provider=self.provider,
+            role=self.role,
+            min=self.min,
+            max=self.max,
+            offers=tuple(OfferKey(offer.type, offer.location) for offer in self.offers),
+            idle_seconds=self.idle_seconds,
+            boot_seconds=self.boot_seconds,
+            max_in_flight=self.max_in_flight,
+            runtimes=frozenset(self.runtimes),
+            isolations=frozenset(self.isolations),
+            cpu_overcommit=self.cpu_overcommit,
+            reserve_memory_mb=self.reserve_memory_mb,
+            reserve_disk_mb=self.reserve_disk_mb,
+            slots=self.slots,
+            gives=gives,
+        )
+
+
+class AutoscalerSettings(BaseSettings):
+    """One frozen value; plain fields may be set in the file or as ``SANDBOXES_AUTOSCALER_<FIELD>``.
+
+    Unknown keys fail.  Providers and pools stand in the file only.
+    """
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    deployment: Name = "local"
+    """Name of this fleet; every instance carries it, and no other instance is ever touched."""
+    gateway_url: str = Field(pattern=r"^https?://[^/\s]+")
+    """Where the gateway is reached from here."""
+    node_gateway_url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    """Where nodes reach it; ``None`` is ``gateway_url``."""
+    token_file: Path
+    """File with an operator token."""
+    state_dir: Path = Path("/var/lib/sandbox-fleet/autoscaler")
+    """Directory of the journal and the lock; only its owner may read it."""
+    database_url: str | None = None
+    """SQLAlchemy URL of the journal; ``None`` is a SQLite file in ``state_dir``."""
+    tick_seconds: float = Field(default=2.0, gt=0)
+    """Seconds between two looks."""
+    creates_per_tick: int = Field(default=1, ge=1)
+    stops_per_tick: int = Field(default=1, ge=1)
+    orphan_seconds: float = Field(default=900.0, gt=0)
+    """An instance of this fleet that the journal does not know is deleted once it is older than this."""
+    silent_seconds: float = Field(default=1800.0, gt=0)
+    """A lost node's instance is deleted once its last heartbeat is older than this."""
+    clock_grace_seconds: float = Field(default=900.0, ge=0)
+    """After a jump of the wall clock nothing is deleted for its age for this long."""
+    providers: dict[Name, dict[str, object]] = {}
+    """One table for each provider, with its own settings; ``kind`` is its plugin, by default the table's name."""
+    pools: tuple[PoolSettings, ...] = ()
+
+    @model_validator(mode="after")
+    def _pools_hold_together(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        if len(set(names)) < len(names):
+            raise ValueError("pools: each needs a name of its own")
+        for pool in self.pools:
+            if pool.provider not in self.providers:
+                known = ", ".join(sorted(self.providers)) or "none"
+                raise ValueError(f"pools: {pool.name} names the provider {pool.provider!r} (there is: {known})")
+        return self
+
+    @property
+    def url(self) -> str:
+        """SQLAlchemy URL of the journal."""
+        return self.database_url or f"sqlite:///{self.state_dir / 'journal.db'}"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one that acts."""
+        return self.state_dir / "autoscaler.lock"
+
+    def policy(self) -> FleetPolicy:
+        """The fleet as the policy sees it."""
+        return FleetPolicy(
+            deployment=self.deployment,
+            pools=tuple(pool.policy() for pool in self.pools),
+            creates_per_tick=self.creates_per_tick,
+            stops_per_tick=self.stops_per_tick,
+            orphan_seconds=self.orphan_seconds,
+            silent_seconds=self.silent_seconds,
+        )
+
+
+def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> AutoscalerSettings:
+    """Settings from ``config`` (TOML), overridden by the environment.
+
+    Raises:
+        SettingsError: the file cannot be read, or a key is unknown or has a wrong value.
+    """
+    values: dict[str, object] = {}
+    if config is not None:
+        try:
+            values.update(tomllib.loads(config.read_text()))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"configuration file {config}: {error}") from error
+    for name, value in (os.environ if environ is None else environ).items():
+        if name.startswith(ENV_PREFIX):
+            values[name.removeprefix(ENV_PREFIX).lower()] = value
+    try:
+        return AutoscalerSettings.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()
+        )
+        raise SettingsError(f"configuration of the autoscaler: {problems}") from error

@@ -1,0 +1,181 @@
+"""The only writer of the journal.  Every method is one transaction, durable when it returns."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+from sqlalchemy import Engine, delete
+from sqlmodel import Session, col, select
+
+from autoscaler.core.lifecycle import IntentState, next_state
+from autoscaler.core.model import Adopt, BackOff, Finding, Intent, Learn, Move
+from autoscaler.core.settle import moved
+from autoscaler.store.db import open_engine
+from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow
+from gateway.wire.resources import Shape
+
+EVENTS_KEPT = 10_000
+GONE_KEPT_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened."""
+
+    id: int
+    at: float
+    subject: str
+    kind: str
+    detail: str
+
+
+class Journal:
+    """Intents, events, back-offs and lessons."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> "Journal":
+        """The journal at a SQLAlchemy URL, made or brought up to date.
+
+        Raises:
+            JournalError: it cannot be used.
+        """
+        return cls(open_engine(url))
+
+    def close(self) -> None:
+        """Gives all connections back."""
+        self._engine.dispose()
+
+    # -- intents ------------------------------------------------------------------------------------------------------
+
+    def open_intents(self) -> tuple[Intent, ...]:
+        """All that are not gone, the oldest first."""
+        with Session(self._engine) as session, session.begin():
+            query = select(IntentRow).where(IntentRow.state != IntentState.GONE)
+            rows = session.exec(query.order_by(col(IntentRow.created_at), col(IntentRow.operation_id)))
+            return tuple(_intent(row) for row in rows)
+
+    def gone_names(self) -> frozenset[str]:
+        """Names of instances that are gone and whose rows are still kept."""
+        with Session(self._engine) as session, session.begin():
+            return frozenset(session.exec(select(IntentRow.name).where(IntentRow.state == IntentState.GONE)))
+
+    def intent(self, operation_id: str) -> Intent:
+        """One row; it must be there."""
+        with Session(self._engine) as session, session.begin():
+            return _intent(_row(session, operation_id))
+
+    def add(self, intents: Sequence[Intent]) -> None:
+        """Writes new intents, all or none."""
+        with Session(self._engine) as session, session.begin():
+            for intent in intents:
+                session.add(IntentRow(**asdict(intent)))
+                session.add(_event(intent.created_at, intent.name, intent.state, intent.detail))
+
+    def move(self, operation_id: str, to: IntentState, *, now: float, reason: str, **changes: object) -> Intent:
+        """Changes the state of one intent, and with it any other fields.
+
+        Raises:
+            IllegalTransitionError: the table does not hold that change.
+        """
+        with Session(self._engine) as session, session.begin():
+            row = _row(session, operation_id)
+            before = _intent(row)
+            after = replace(before, state=next_state(before.state, to), changed_at=now, detail=reason)
+            after = replace(after, **changes)  # type: ignore[arg-type]  # the fields' names are checked by replace
+            _store(session, row, after)
+            session.add(_event(now, after.name, to, reason))
+            return after
+
+    def amend(self, operation_id: str, *, now: float, reason: str, **changes: object) -> Intent:
+        """Changes fields other than the state."""
+        with Session(self._engine) as session, session.begin():
+            row = _row(session, operation_id)
+            after = replace(_intent(row), detail=reason, **changes)  # type: ignore[arg-type]  # as above
+            _store(session, row, after)
+            session.add(_event(now, after.name, "note", reason))
+            return after
+
+    def settle(self, findings: Sequence[Finding], now: float) -> None:
+        """Writes what has become clear, all or nothing."""
+        with Session(self._engine) as session, session.begin():
+            for finding in findings:
+                match finding:
+                    case Move():
+                        row = _row(session, finding.operation_id)
+                        before = _intent(row)
+                        next_state(before.state, finding.to)
+                        _store(session, row, moved(before, finding, now))
+                        session.add(_event(now, before.name, finding.to, finding.reason))
+                    case Adopt():
+                        session.merge(IntentRow(**asdict(finding.intent)))
+                        session.add(_event(now, finding.intent.name, "adopted", finding.reason))
+                    case Learn():
+                        shape = finding.shape.model_dump_json()
+                        session.merge(LearnedRow(pool=finding.pool, type=finding.type, shape=shape))
+                        session.add(_event(now, f"{finding.pool}/{finding.type}", "learned", shape))
+
+    # -- back-offs and lessons ----------------------------------------------------------------------------------------
+
+    def backoffs(self) -> dict[str, BackOff]:
+        """All that are stored, over or not, by key."""
+        with Session(self._engine) as session, session.begin():
+            return {row.key: BackOff(**row.model_dump()) for row in session.exec(select(BackOffRow))}
+
+    def hold_back(self, held: BackOff) -> None:
+        """Stores a back-off in place of the one under its key."""
+        with Session(self._engine) as session, session.begin():
+            session.merge(BackOffRow(**asdict(held)))
+            detail = f"nothing is created for {held.until - held.failed_at:.0f} s: {held.reason}"
+            session.add(_event(held.failed_at, held.key, "backoff", detail))
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Forgets the back-offs under these keys."""
+        with Session(self._engine) as session, session.begin():
+            session.exec(delete(BackOffRow).where(col(BackOffRow.key).in_(keys)))
+
+    def learned(self) -> dict[tuple[str, str], Shape]:
+        """What nodes really had, by pool and type."""
+        with Session(self._engine) as session, session.begin():
+            rows = session.exec(select(LearnedRow))
+            return {(row.pool, row.type): Shape.model_validate_json(row.shape) for row in rows}
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def record(self, now: float, subject: str, kind: str, detail: str) -> None:
+        """Writes an event that changes no row."""
+        with Session(self._engine) as session, session.begin():
+            session.add(_event(now, subject, kind, detail))
+
+    def events(self, limit: int) -> tuple[Event, ...]:
+        """The last ones, the newest last."""
+        with Session(self._engine) as session, session.begin():
+            rows = session.exec(select(EventRow).order_by(col(EventRow.id).desc()).limit(limit)).all()
+            return tuple(Event(**row.model_dump()) for row in reversed(rows))
+
+    def prune(self, now: float) -> None:
+        """Drops events beyond the last ten thousand, and rows that have been gone for a week."""
+        with Session(self._engine) as session, session.begin():
+            newest = session.exec(select(EventRow.id).order_by(col(EventRow.id).desc()).limit(1)).first() or 0
+            session.exec(delete(EventRow).where(col(EventRow.id) <= newest - EVENTS_KEPT))
+            old = col(IntentRow.changed_at) < now - GONE_KEPT_SECONDS
+            session.exec(delete(IntentRow).where(col(IntentRow.state) == IntentState.GONE, old))
+
+
+def _row(session: Session, operation_id: str) -> IntentRow:
+    return session.get_one(IntentRow, operation_id)
+
+
+def _intent(row: IntentRow) -> Intent:
+    return Intent(**{**row.model_dump(), "state": IntentState(row.state)})
+
+
+def _store(session: Session, row: IntentRow, intent: Intent) -> None:
+    for field in fields(Intent):
+        setattr(row, field.name, getattr(intent, field.name))
+    session.add(row)
+
+
+def _event(at: float, subject: str, kind: str, detail: str) -> EventRow:
+    return EventRow(at=at, subject=subject, kind=kind, detail=detail)

@@ -1,0 +1,68 @@
+"""Rows.  They validate nothing and leave this package only as the values of `autoscaler.core.model`."""
+
+from sqlalchemy import MetaData
+from sqlmodel import Field, SQLModel
+
+
+class Row(SQLModel):
+    """Base of all rows of this database; a metadata of its own, so that no other daemon's tables get mixed in."""
+
+    metadata = MetaData()
+
+
+class IntentRow(Row, table=True):
+    """See `autoscaler.core.model.Intent`."""
+
+    __tablename__ = "intent"
+
+    operation_id: str = Field(primary_key=True)
+    pool: str = Field(index=True)
+    provider: str
+    name: str = Field(unique=True)
+    type: str
+    location: str
+    state: str = Field(index=True)
+    created_at: float
+    changed_at: float
+    deadline: float
+    attempts: int
+    next_try_at: float
+    instance_id: str | None
+    node_id: str | None
+    drain_mark: float | None
+    detail: str
+
+
+class EventRow(Row, table=True):
+    """One thing that happened, written in the transaction of the change that it tells."""
+
+    __tablename__ = "event"
+
+    id: int | None = Field(default=None, primary_key=True)
+    at: float = Field(index=True)
+    subject: str
+    kind: str
+    detail: str
+
+
+class BackOffRow(Row, table=True):
+    """See `autoscaler.core.model.BackOff`."""
+
+    __tablename__ = "backoff"
+
+    key: str = Field(primary_key=True)
+    until: float
+    failures: int
+    failed_at: float
+    reason: str
+
+
+class LearnedRow(Row, table=True):
+    """What a node of this pool and type really had."""
+
+    __tablename__ = "learned"
+
+    pool: str = Field(primary_key=True)
+    type: str = Field(primary_key=True)
+    shape: str
+    """A `gateway.wire.resources.Shape` as JSON."""
