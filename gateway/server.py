@@ -21,12 +21,14 @@ BACKLOG: Final = 2048
 STOP_SECONDS: Final = int(STOP_GRACE) + 3  # in which connections end before they are cut
 MAX_HEAD: Final = 64 * 1024  # bytes of one request's first line and headers
 HEAD_SECONDS: Final = 30.0  # in which they must be complete
+_HEAD_TOO_LARGE: Final = f"the head of the request is larger than {MAX_HEAD} bytes"
 
 
 class HttpProtocol(HttpToolsProtocol):
     """uvicorn's protocol with the two bounds that it lacks: size of a request's head, and time for it."""
 
     _head = 0
+    _told = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -40,9 +42,16 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._head_timer is not None:
+            # Parts of a header are not told before it is whole, so what came is counted here too.
             self._head += len(data)
             if self._head > MAX_HEAD:
-                self.send_400_response(f"the head of the request is larger than {MAX_HEAD} bytes")
+                self.send_400_response(_HEAD_TOO_LARGE)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._told += len(name) + len(value)
+        if self._told > MAX_HEAD:
+            raise ValueError(_HEAD_TOO_LARGE)  # the parser stops, and `send_400_response` follows
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -70,7 +79,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _head_done(self) -> None:
-        self._head = 0
+        self._head = self._told = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
