@@ -72,7 +72,8 @@ def heard(node: Node, beat: Heartbeat, now: datetime) -> Node:
 
 def capacity_changed(before: Node, after: Node) -> bool:
     """Whether a waiting sandbox might find room now that found none before."""
-    return (before.state, before.total, before.runtimes) != (after.state, after.total, after.runtimes)
+    first = before.heartbeat_at is None
+    return first or (before.state, before.total, before.runtimes) != (after.state, after.total, after.runtimes)
 
 
 def in_state(node: Node, state: NodeState) -> Node:

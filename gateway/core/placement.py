@@ -140,6 +140,8 @@ def _judge(wanted: Wanted, room: NodeRoom) -> Placed | str:
     short = wanted.shape.shortfalls(room.free)
     if node.state is not NodeState.READY:
         return f"is {node.state}"
+    if node.heartbeat_at is None:
+        return "has not reported yet"
     if node.id in wanted.avoid:
         return "refused it just now"
     if runtime is None:

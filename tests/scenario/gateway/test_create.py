@@ -1,0 +1,234 @@
+"""Creating sandboxes: idempotent, patient, never twice, never more than there is."""
+
+import asyncio
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
+from gateway.wire.sandboxes import SandboxEnvelope
+from gateway.wire.states import DeathReason, SandboxState
+from tests.scenario.gateway.world import World, spec
+
+S = SandboxState
+HUGE = Shape(cpus=64, memory_mb=262144, disk_mb=1 << 20, slots=1000)
+
+
+async def refused(world: World, **fields: object) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await world.services.sandboxes.create(spec(**fields))
+    return caught.value
+
+
+async def test_a_sandbox_runs_on_the_node(here: World) -> None:
+    node = await here.join()
+    answer = await here.services.sandboxes.create(spec(labels={"team": "x"}))
+    assert not answer.recovered
+    record = answer.sandbox
+    assert (record.state, record.node_id, record.generation) == (S.RUNNING, node.node_id, 1)
+    assert (record.runtime, record.isolation) == ("runsc", "gvisor")
+    assert here.fleet.log == [("create", node.node_id, "a", 1)]
+
+
+async def test_sixteen_creates_at_once_make_one_sandbox(here: World) -> None:
+    await here.join()
+    answers = await asyncio.gather(*(here.services.sandboxes.create(spec()) for _ in range(16)))
+    assert len({answer.sandbox.operation_id for answer in answers}) == 1
+    assert sorted(answer.recovered for answer in answers) == [False] + [True] * 15
+    assert here.fleet.count("create") == 1
+
+
+async def test_another_spec_of_the_same_id_conflicts(here: World) -> None:
+    await here.join()
+    await here.services.sandboxes.create(spec())
+    error = await refused(here, memory_mb=2048)
+    assert (error.code, error.status) == (ErrorCode.SPEC_CONFLICT, 409)
+
+
+async def test_a_shape_above_every_node_never_fits_and_leaves_nothing(here: World) -> None:
+    node = await here.join()
+    error = await refused(here, memory_mb=100_000)
+    assert error.code is ErrorCode.NEVER_FITS
+    assert error.details["maximum_resources"] == node.total
+    assert error.details["requested_resources"].memory_mb == 100_000
+    assert (await here.services.sandboxes.page()).sandboxes == []
+
+
+async def test_a_create_without_nodes_waits_and_runs_once_one_joins(here: World) -> None:
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.until("a", S.PENDING)
+    demand = await here.services.capacity.demand()
+    assert [waiting.sandbox_id for waiting in demand.waiting] == ["a"]
+    await here.join()
+    assert (await create).sandbox.state is S.RUNNING
+    assert (await here.services.capacity.demand()).pending_count == 0
+
+
+async def test_a_wait_that_is_too_long_answers_with_no_room_and_goes_on(here: World) -> None:
+    node = await here.join(total=Shape(cpus=1, memory_mb=1024, disk_mb=8192, slots=8))
+    await here.services.sandboxes.create(spec("first"))
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.moved.someone_sleeps(here.settings.create_wait)
+    here.moved.advance(here.settings.create_wait)
+    with pytest.raises(ApiError) as caught:
+        await create
+    error = caught.value
+    assert (error.code, error.retryable, error.retry_after) == (ErrorCode.NO_ROOM, True, 2)
+    assert error.details["pending_resources"] == spec().shape
+    assert "cpus 0 of 1" in error.details["reasons"][0]
+    await here.beat(node)
+    await here.services.sandboxes.delete("first")
+    await here.until("a", S.RUNNING)
+    again = await here.services.sandboxes.create(spec())
+    assert again.recovered
+    assert again.sandbox.state is S.RUNNING
+
+
+async def test_a_slow_create_answers_in_progress_and_goes_on(here: World) -> None:
+    await here.join()
+    gate = here.fleet.hold("create")
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.fleet.arrived["create"].wait()
+    here.moved.advance(here.settings.create_wait)
+    with pytest.raises(ApiError) as caught:
+        await create
+    assert (caught.value.code, caught.value.retryable) == (ErrorCode.CREATE_IN_PROGRESS, True)
+    gate.set()
+    assert (await here.services.sandboxes.create(spec())).sandbox.state is S.RUNNING
+    assert here.fleet.count("create") == 1
+
+
+async def test_a_caller_that_leaves_stops_nothing(here: World) -> None:
+    await here.join()
+    gate = here.fleet.hold("create")
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.fleet.arrived["create"].wait()
+    create.cancel()
+    gate.set()
+    await here.until("a", S.RUNNING)
+
+
+async def test_a_lost_answer_is_asked_for_again_on_the_same_node(here: World) -> None:
+    first, second = await here.join("vm-1"), await here.join("vm-2")
+    here.fleet.fail("create", "lost", "cut")
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    for delay in (0.1, 0.2):
+        await here.moved.someone_sleeps(delay)
+        here.moved.advance(delay)
+    record = (await create).sandbox
+    assert (record.state, record.generation) == (S.RUNNING, 1)
+    assert {entry[1] for entry in here.fleet.log} == {record.node_id}
+    assert record.node_id in {first.node_id, second.node_id}
+    assert list(here.fleet.placed()) == ["a"]
+
+
+async def test_a_heartbeat_settles_a_create_whose_answer_was_lost(here: World) -> None:
+    node = await here.join()
+    here.fleet.fail("create", "lost")
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.moved.someone_sleeps(0.1)
+    await here.beat(node)
+    assert (await create).sandbox.state is S.RUNNING
+    assert here.fleet.count("create") == 1
+
+
+async def test_a_node_that_refuses_is_left_for_another(here: World) -> None:
+    await here.join("vm-1")
+    await here.join("vm-2")
+    here.fleet.fail("create", ApiError(ErrorCode.NODE_REFUSED, "draining"))
+    record = (await here.services.sandboxes.create(spec())).sandbox
+    assert (record.state, record.generation) == (S.RUNNING, 2)
+    assert len(here.fleet.log) == 1
+
+
+async def test_a_refusing_node_is_asked_again_once_it_was_heard_of(here: World) -> None:
+    node = await here.join()
+    here.fleet.fail("create", ApiError(ErrorCode.NODE_REFUSED, "full"))
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.until("a", S.PENDING)
+    await here.beat(node)
+    assert (await create).sandbox.state is S.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR),
+        (ErrorCode.START_ERROR, DeathReason.START_ERROR),
+        (ErrorCode.CAPACITY, DeathReason.START_ERROR),
+        (ErrorCode.DISK_FULL, DeathReason.DISK_FULL),
+    ],
+)
+async def test_a_sandbox_that_cannot_run_fails_with_the_nodes_words(
+    here: World, code: ErrorCode, reason: DeathReason
+) -> None:
+    await here.join()
+    here.fleet.fail("create", ApiError(code, "no such thing"))
+    first = await refused(here)
+    again = await refused(here)
+    assert (first.code, first.message) == (again.code, again.message) == (code, "no such thing")
+    record = await here.services.sandboxes.get("a")
+    assert (record.state, record.reason, record.detail) == (S.FAILED, reason, "no such thing")
+    load = (await here.services.nodes.all()).nodes[0]
+    assert (load.reserved, load.sandboxes) == (Shape(), 0)
+
+
+async def test_creates_at_once_never_take_more_than_a_node_has(here: World) -> None:
+    node = await here.join(total=Shape(cpus=64, memory_mb=65536, disk_mb=1 << 20, slots=5))
+    creates = [asyncio.create_task(here.services.sandboxes.create(spec(f"s{index}"))) for index in range(12)]
+    await asyncio.gather(*(here.until(f"s{index}", S.PENDING, S.RUNNING) for index in range(12)))
+    done, waiting = await asyncio.wait(creates, timeout=0)
+    while len(done) < 5:
+        done, waiting = await asyncio.wait(creates, return_when=asyncio.FIRST_COMPLETED)
+        creates = list(waiting) + list(done)
+        done = {create for create in creates if create.done()}
+    assert len(node.have) == 5
+    assert (await here.services.nodes.all()).nodes[0].reserved.slots == 5
+    for create in creates:
+        create.cancel()
+    await asyncio.gather(*creates, return_exceptions=True)
+
+
+async def test_deleted_room_goes_to_those_who_wait_oldest_first(here: World) -> None:
+    await here.join(total=Shape(cpus=1, memory_mb=1024, disk_mb=8192, slots=8))
+    await here.services.sandboxes.create(spec("first"))
+    waiting: list[asyncio.Task[SandboxEnvelope]] = []
+    for name in ("b", "a"):
+        here.moved.advance(0.01)
+        waiting.append(asyncio.create_task(here.services.sandboxes.create(spec(name))))
+        await here.until(name, S.PENDING)
+    await here.services.sandboxes.delete("first")
+    assert (await waiting[0]).sandbox.state is S.RUNNING
+    assert await here.state("a") is S.PENDING
+    waiting[1].cancel()
+
+
+async def test_a_wait_that_nobody_renews_ends_and_a_later_create_begins_anew(here: World) -> None:
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.until("a", S.PENDING)
+    create.cancel()
+    await asyncio.gather(create, return_exceptions=True)
+    here.moved.advance(here.settings.pending_lease)
+    await here.until("a", S.FAILED)
+    record = await here.services.sandboxes.get("a")
+    assert record.reason is DeathReason.EVICTED
+    assert (await here.services.capacity.demand()).waiting == []
+    await here.join()
+    again = (await here.services.sandboxes.create(spec())).sandbox
+    assert (again.state, again.generation, again.reason) == (S.RUNNING, 2, None)
+
+
+async def test_a_sandbox_that_ended_at_once_is_told_as_such(here: World) -> None:
+    node = await here.join()
+    gate = here.fleet.hold("create")
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.fleet.arrived["create"].wait()
+    order_id = (await here.services.sandboxes.get("a")).operation_id
+    gate.set()
+    answer = await create
+    here.die(node, "a", DeathReason.EXITED, 0)
+    await here.beat(node)
+    record = await here.services.sandboxes.get("a")
+    assert (record.state, record.reason, record.exit_code) == (S.EXITED, DeathReason.EXITED, 0)
+    assert answer.sandbox.operation_id == order_id

@@ -1,0 +1,321 @@
+"""A gateway without HTTP over a real database, nodes that obey a script, and a clock that the test moves."""
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import text
+
+from gateway.core.model import Sandbox
+from gateway.errors import ApiError
+from gateway.services.assembly import Services, build
+from gateway.services.ports import Clock, NodeAddress
+from gateway.settings import GatewaySettings
+from gateway.store import sandboxes
+from gateway.store.db import make_engine
+from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import (
+    CreateOrder,
+    Heartbeat,
+    HeartbeatAnswer,
+    InventoryItem,
+    JoinTokenRequest,
+    RegisterRequest,
+    RuntimeReport,
+)
+from gateway.wire.resources import Shape
+from gateway.wire.sandboxes import SandboxSpec
+from gateway.wire.states import DeathReason, SandboxState
+
+S = SandboxState
+ROOM = Shape(cpus=4, memory_mb=8192, disk_mb=40960, slots=32)
+RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"], pause=True)
+POSTGRES = os.environ.get("SANDBOXES_TEST_POSTGRES")
+"""URL of an empty PostgreSQL database; when it is set, every test that takes `database_url` runs there too."""
+
+
+def spec(sandbox_id: str = "a", **fields: object) -> SandboxSpec:
+    """A small sandbox."""
+    return SandboxSpec.model_validate({"id": sandbox_id, "image": "busybox", **fields})
+
+
+class MovedClock:
+    """Stands still until the test moves it."""
+
+    def __init__(self) -> None:
+        self._mono = 1000.0
+        self._wall = datetime(2026, 1, 1, tzinfo=UTC)
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+        self._slept = asyncio.Event()
+
+    def now(self) -> datetime:
+        return self._wall
+
+    def monotonic(self) -> float:
+        return self._mono
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._mono + seconds, next(self._order), future))
+        self._slept.set()
+        await future
+
+    async def someone_sleeps(self, seconds: float) -> None:
+        """Returns once somebody has this long to sleep."""
+        while not any(abs(at - self._mono - seconds) < 1e-6 and not f.done() for at, _, f in self._sleepers):
+            self._slept.clear()
+            await self._slept.wait()
+
+    def jump(self, **delta: float) -> None:
+        """Moves the wall clock alone."""
+        self._wall += timedelta(**delta)
+
+    def advance(self, seconds: float) -> None:
+        """Moves both clocks and wakes who slept until then."""
+        self._mono += seconds
+        self._wall += timedelta(seconds=seconds)
+        while self._sleepers and self._sleepers[0][0] <= self._mono:
+            _, _, future = heapq.heappop(self._sleepers)
+            if not future.done():
+                future.set_result(None)
+
+
+@dataclass
+class FakeNode:
+    """What one node really has."""
+
+    instance: str
+    node_id: str = ""
+    total: Shape = ROOM
+    runtimes: list[RuntimeReport] = field(default_factory=lambda: [RUNSC])
+    have: dict[str, InventoryItem] = field(default_factory=dict)
+    sequence: int = 0
+    boot_id: str = "boot-1"
+    draining: bool = False
+    dead: bool = False
+    """Nothing reaches it."""
+
+
+class Fleet:
+    """All nodes, as the gateway's port to them.  Faults are taken one an order, in the order given."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, FakeNode] = {}
+        self.log: list[tuple[str, str, str, int]] = []
+        """Every order that reached a node: verb, node, sandbox, generation."""
+        self.faults: dict[str, list[Callable[[], None] | str | ApiError]] = {}
+        self.gates: dict[str, asyncio.Event] = {}
+        """Orders of this verb wait here before they are carried out."""
+        self.arrived: dict[str, asyncio.Event] = {}
+
+    def fail(self, verb: str, *faults: str | ApiError) -> None:
+        """The next orders of ``verb``: ``lost`` (done, answer lost), ``cut`` (not done), or refused with an error."""
+        self.faults.setdefault(verb, []).extend(faults)
+
+    def hold(self, verb: str) -> asyncio.Event:
+        """Orders of ``verb`` wait until the event is set."""
+        self.arrived[verb] = asyncio.Event()
+        return self.gates.setdefault(verb, asyncio.Event())
+
+    def count(self, verb: str) -> int:
+        """How often an order of ``verb`` reached a node."""
+        return sum(1 for entry in self.log if entry[0] == verb)
+
+    def placed(self) -> dict[str, list[str]]:
+        """By sandbox: the nodes that have it."""
+        where: dict[str, list[str]] = {}
+        for node in self.nodes.values():
+            for sandbox_id in node.have:
+                where.setdefault(sandbox_id, []).append(node.node_id)
+        return where
+
+    async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
+        async with self._order("create", node, order.spec.id, order.generation) as target:
+            present = target.have.get(order.spec.id)
+            if present is not None and present.generation > order.generation:
+                raise ApiError(ErrorCode.CONFLICT, "a newer generation is here")
+            if present is None or present.generation < order.generation:
+                target.have[order.spec.id] = InventoryItem(
+                    sandbox_id=order.spec.id,
+                    generation=order.generation,
+                    operation_id=order.operation_id,
+                    spec_hash=order.spec.sha256(),
+                    state=S.RUNNING,
+                    runtime=order.runtime,
+                    isolation="gvisor",
+                    shape=order.spec.shape,
+                    started_at=datetime.now(UTC),
+                )
+            return target.have[order.spec.id]
+
+    async def delete(self, node: NodeAddress, sandbox_id: str, generation: int) -> None:
+        async with self._order("delete", node, sandbox_id, generation) as target:
+            present = target.have.get(sandbox_id)
+            if present is not None and present.generation > generation:
+                raise ApiError(ErrorCode.CONFLICT, "a newer generation is here")
+            target.have.pop(sandbox_id, None)
+
+    async def pause(self, node: NodeAddress, sandbox_id: str, generation: int) -> InventoryItem:
+        return await self._turn("pause", node, sandbox_id, generation, S.PAUSED)
+
+    async def resume(self, node: NodeAddress, sandbox_id: str, generation: int) -> InventoryItem:
+        return await self._turn("resume", node, sandbox_id, generation, S.RUNNING)
+
+    async def _turn(
+        self, verb: str, node: NodeAddress, sandbox_id: str, generation: int, state: SandboxState
+    ) -> InventoryItem:
+        async with self._order(verb, node, sandbox_id, generation) as target:
+            item = target.have[sandbox_id].model_copy(update={"state": state})
+            target.have[sandbox_id] = item
+            return item
+
+    @contextlib.asynccontextmanager
+    async def _order(self, verb: str, node: NodeAddress, sandbox_id: str, generation: int) -> AsyncIterator[FakeNode]:
+        if verb in self.gates:
+            self.arrived[verb].set()
+            await self.gates[verb].wait()
+        target = self.nodes[node.node_id]
+        faults = self.faults.get(verb, [])
+        fault = faults.pop(0) if faults else None
+        if target.dead or fault == "cut":
+            raise ApiError(ErrorCode.NODE_UNREACHABLE, f"node {node.node_id} does not answer")
+        if isinstance(fault, ApiError):
+            raise fault
+        self.log.append((verb, node.node_id, sandbox_id, generation))
+        yield target
+        if fault == "lost":
+            raise ApiError(ErrorCode.NODE_UNREACHABLE, "the connection broke before the answer")
+
+
+@dataclass
+class World:
+    """One gateway and its fleet."""
+
+    services: Services
+    fleet: Fleet
+    clock: Clock
+    settings: GatewaySettings
+
+    @property
+    def moved(self) -> MovedClock:
+        """The clock, where the test moves it."""
+        assert isinstance(self.clock, MovedClock)
+        return self.clock
+
+    async def join(self, instance: str = "vm-1", total: Shape = ROOM, **fields: object) -> FakeNode:
+        """A node registers and reports once."""
+        token = await self.services.nodes.make_join_token(JoinTokenRequest(instance=instance, pool="cpu"))
+        node = FakeNode(instance=instance, total=total, **fields)  # type: ignore[arg-type]
+        answer = await self.services.nodes.register(token.token, registration(node))
+        node.node_id = answer.node_id
+        self.fleet.nodes[node.node_id] = node
+        await self.beat(node)
+        return node
+
+    async def beat(self, node: FakeNode, **live_execs: int) -> HeartbeatAnswer:
+        """A node reports; it carries out what it is told to remove."""
+        node.sequence += 1
+        answer = await self.services.nodes.heartbeat(node.node_id, heartbeat(node, live_execs))
+        for removal in answer.remove:
+            present = node.have.get(removal.sandbox_id)
+            if present is not None and present.generation <= removal.generation:
+                del node.have[removal.sandbox_id]
+        return answer
+
+    def die(self, node: FakeNode, sandbox_id: str, reason: DeathReason, exit_code: int | None = None) -> None:
+        """A sandbox ends by itself on its node."""
+        state = S.EXITED if reason is DeathReason.EXITED else S.FAILED
+        node.have[sandbox_id] = node.have[sandbox_id].model_copy(
+            update={"state": state, "reason": reason, "exit_code": exit_code}
+        )
+
+    async def until(self, sandbox_id: str, *states: SandboxState) -> None:
+        """Returns once the sandbox is in one of these states."""
+        ledger = self.services.works.rim.ledger
+        changed = asyncio.Event()
+        latest: list[Sandbox] = []
+
+        def listen(sandbox: Sandbox) -> None:
+            if sandbox.id == sandbox_id:
+                latest.append(sandbox)
+                changed.set()
+
+        ledger.listen(listen)
+        row = await ledger.db.read(lambda session: sandboxes.get(session, sandbox_id))
+        while row is None or row.state not in states:
+            await changed.wait()
+            changed.clear()
+            row = latest[-1]
+
+    async def state(self, sandbox_id: str) -> SandboxState:
+        """The sandbox's state."""
+        return (await self.services.sandboxes.get(sandbox_id)).state
+
+
+def registration(node: FakeNode) -> RegisterRequest:
+    """What the node says of itself at first."""
+    return RegisterRequest(
+        node_url="http://127.0.0.1:9999",
+        instance=node.instance,
+        agent_version="1",
+        total=node.total,
+        runtimes=node.runtimes,
+    )
+
+
+def heartbeat(node: FakeNode, live_execs: dict[str, int] | None = None) -> Heartbeat:
+    """The node's complete truth."""
+    execs = live_execs or {}
+    items = [item.model_copy(update={"live_execs": execs.get(item.sandbox_id, 0)}) for item in node.have.values()]
+    return Heartbeat(
+        sequence=node.sequence,
+        boot_id=node.boot_id,
+        node_url="http://127.0.0.1:9999",
+        agent_version="1",
+        total=node.total,
+        reserved=sum((item.shape for item in items), start=Shape()),
+        used_memory_mb=0,
+        used_disk_mb=0,
+        runtimes=node.runtimes,
+        inventory=items,
+        draining=node.draining,
+    )
+
+
+def settings_for(state_dir: Path, url: str | None = None, **fields: object) -> GatewaySettings:
+    """Settings of a gateway under test."""
+    return GatewaySettings.model_validate({"state_dir": state_dir, "database_url": url, **fields})
+
+
+@contextlib.asynccontextmanager
+async def world(
+    settings: GatewaySettings, fleet: Fleet | None = None, clock: Clock | None = None
+) -> AsyncIterator[World]:
+    """A running gateway."""
+    fleet = fleet or Fleet()
+    clock = clock or MovedClock()
+    async with build(settings, fleet, clock) as services:
+        yield World(services, fleet, clock, settings)
+
+
+def empty(url: str) -> None:
+    """Drops everything in a PostgreSQL test database."""
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    engine.dispose()
+
+
+def older(node: FakeNode) -> FakeNode:
+    """A copy of what the node has now, to report later."""
+    return replace(node, have=dict(node.have))
