@@ -377,6 +377,13 @@ class Edge:
     loop: Loop
     gateway: Gateway
 
+    def reset(self) -> None:
+        """Fakes as they were at the start, for the next test; calls of the last one keep what they hold."""
+        self.services.__dict__.update(FakeServices(node_url=self.node_home).__dict__)
+        self.node.__dict__.update(FakeNode().__dict__)
+
+    node_home: str = ""
+
 
 @contextlib.contextmanager
 def running_edge(**bounds: Any) -> Iterator[Edge]:
@@ -395,7 +402,7 @@ def running_edge(**bounds: Any) -> Iterator[Edge]:
             return EdgeServer(made[0])
 
         url = stack.enter_context(served(loop, make))
-        yield Edge(url, services, node, loop, made[0])
+        yield Edge(url, services, node, loop, made[0], services.node_url)
 
 
 def body_of(response: Any) -> ErrorBody:

@@ -28,10 +28,7 @@ def shared() -> Iterator[Edge]:
 
 @pytest.fixture
 def edge(shared: Edge) -> Edge:
-    shared.services.refuse = None
-    shared.services.calls.clear()
-    shared.node.seen.clear()
-    shared.node.answer = None
+    shared.reset()
     return shared
 
 
