@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
+from datetime import UTC, datetime
 
 import uvloop
 
@@ -32,7 +30,7 @@ def run(settings: GatewaySettings) -> None:
     Raises:
         StartError: the port, the state directory, the database or the tokens do not allow it; nothing was started.
     """
-    with _listener(settings.host, settings.port) as listener, _alone(settings):
+    with _listener(settings.host, settings.port) as listener:
         upstream = Upstream()
         try:
             services = build(settings, upstream)
@@ -58,36 +56,12 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
         yield made
 
 
-@contextlib.contextmanager
-def _alone(settings: GatewaySettings) -> Iterator[None]:
-    """Holds the state directory, so that one SQLite file never has two gateways."""
-    directory = settings.state_dir
-    lock = directory / "gateway.lock"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StartError(
-            f"the state directory {directory} cannot be used: {error.strerror}; choose another with --state-dir"
-        ) from error
-    try:
-        _take(descriptor, lock)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _take(descriptor: int, lock: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise StartError(
-            f"another gateway runs on {lock.parent}; stop that one, or choose another state directory"
-        ) from (error)
-
-
 async def _serve(services: Services, upstream: Upstream, listener: socket.socket) -> None:
-    await _require_token(services.tokens)
+    try:
+        await _require_token(services.tokens)
+    except BaseException:
+        services.close()
+        raise
     async with upstream, services:
         await Server(build_app(services, upstream)).serve(sockets=[listener])
     _log.info("the gateway has stopped")
@@ -96,7 +70,10 @@ async def _serve(services: Services, upstream: Upstream, listener: socket.socket
 async def _require_token(tokens: TokenService) -> None:
     """No token, no start: a gateway that nobody can use helps nobody, and an open one is worse."""
     records = (await tokens.all()).tokens
-    if not any(record.revoked_at is None for record in records):
+    now = datetime.now(UTC)
+    if not any(
+        record.revoked_at is None and (record.expires_at is None or record.expires_at > now) for record in records
+    ):
         raise StartError(
             "there is no token yet, and without one the gateway does not start;"
             " make the first with: sandboxes token create --name admin --scope operator"
