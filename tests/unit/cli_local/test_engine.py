@@ -1,0 +1,67 @@
+"""Whether a Docker engine answers, and the end of one by its pid file."""
+
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gateway.cli import engine
+
+
+@contextmanager
+def listener(path: Path, answer: bytes) -> Iterator[None]:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+    with socketserver.UnixStreamServer(str(path), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_engine_answers_with_200(short: Path) -> None:
+    with listener(short / "s", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"):
+        assert engine.answers(short / "s")
+
+
+def test_anything_else_is_no_engine(short: Path) -> None:
+    assert not engine.answers(short / "none")
+    with listener(short / "s", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"):
+        assert not engine.answers(short / "s")
+    with listener(short / "t", b"hello\n"):
+        assert not engine.answers(short / "t")
+
+
+def test_an_engine_is_ended_by_its_pid_file(short: Path) -> None:
+    script = "import time; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script, str(short)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # only now /proc surely shows its words
+        (short / "pid").write_text(str(process.pid))
+        engine.end(short / "pid", 10)
+        assert process.wait(10) == -15
+
+
+def test_a_process_that_got_the_number_of_a_dead_engine_is_left_alone(short: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        (short / "pid").write_text(str(stranger.pid))
+        engine.end(short / "pid", 10)
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
+    engine.end(short / "pid", 10)
+    (short / "pid").write_text("4194304")
+    engine.end(short / "pid", 10)
+    (short / "pid").write_text("no number")
+    engine.end(short / "pid", 10)
