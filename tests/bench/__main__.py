@@ -1,0 +1,94 @@
+"""``python -m tests.bench``: starts a service of its own, measures it beside the raw engines, takes it down again."""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gateway.cli.engine import DEFAULT_SOCKET
+from node_agent.images import CACHE, test_image
+from tests.bench import measures, report
+from tests.bench.contenders import Contender, Docker, Runsc, Service
+from tests.bench.figures import Measure
+from tests.bench.memory import pss
+from tests.stack import Up, running
+
+DAEMONS = ("gateway", "autoscaler", "node")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the bench; 0 when everything could be measured."""
+    options = _parser().parse_args(arguments)
+    if os.geteuid() != 0:
+        print("error: the bench starts real engines; run it as root", file=sys.stderr)
+        return 1
+    _say("starting a service")
+    with running() as service, TemporaryDirectory(prefix="sbb-", dir="/var/tmp") as scratch:
+        contenders = _contenders(service, Path(scratch), docker=options.docker)
+        _say(f"measuring {', '.join(contender.name for contender in contenders)}, in turn")
+        found = _measure(contenders, options, Path(scratch))
+        daemons = {name: pss([pid]) for name in DAEMONS if (pid := service.pid(name)) is not None}
+        report.show(found, daemons)
+        if options.json:
+            report.write(options.json, found, daemons, _machine())
+        _say("taking it down")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--rounds", type=int, default=10, help="sandboxes made by each contender (default: 10)")
+    parser.add_argument("--execs", type=int, default=100, help="execs by each contender (default: 100)")
+    parser.add_argument("--pauses", type=int, default=30, help="pauses and resumes by each contender (default: 30)")
+    parser.add_argument("--files", type=int, default=3, help="transfers each way by each contender (default: 3)")
+    parser.add_argument("--idle", type=int, default=4, help="idle sandboxes of each contender (default: 4)")
+    parser.add_argument("--no-docker", dest="docker", action="store_false", help="leave Docker's command line out")
+    return parser
+
+
+def _measure(contenders: Sequence[Contender], options: argparse.Namespace, scratch: Path) -> list[Measure]:
+    found = measures.lives(contenders, options.rounds)
+    found += measures.calls(contenders, options.execs, options.pauses)
+    found += measures.files(contenders, options.files, scratch)
+    found.append(measures.idle_memory(contenders, options.idle))
+    return found
+
+
+def _contenders(service: Up, scratch: Path, *, docker: bool) -> list[Contender]:
+    ours = service.layout.docker_socket
+    socket = ours if ours.exists() else DEFAULT_SOCKET
+    image = test_image(f"unix://{socket}")
+    rootfs = scratch / "rootfs"
+    with tarfile.open(CACHE / f"busybox-{platform.machine()}.tar") as archive:
+        archive.extractall(rootfs, filter="tar")
+    (rootfs / "data").mkdir()
+    (rootfs / "proc").mkdir()
+    made: list[Contender] = [Service(service.client(), image), Runsc(scratch / "runsc", rootfs)]
+    if docker:
+        made += [Docker(socket, image, "runc"), Docker(socket, image, "runsc")]
+    return made
+
+
+def _machine() -> dict[str, Any]:
+    runsc = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=30, check=True)
+    return {
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "runsc": runsc.stdout.splitlines()[0],
+    }
+
+
+def _say(line: str) -> None:
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

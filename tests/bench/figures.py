@@ -1,0 +1,50 @@
+"""What was measured: samples in, medians, percentiles and ratios out.  Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+SERVICE: Final = "service"
+PROBE_UNITS: Final = ("ms", "MiB", "MB/s")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One contender's samples of one measure, in the measure's unit."""
+
+    median: float
+    p95: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Summary":
+        """Of at least one sample.  The 95th percentile is the smallest sample that 95 % do not exceed."""
+        ordered = sorted(samples)
+        rank = -(-95 * len(ordered) // 100)  # rounded up
+        return cls(median(ordered), ordered[rank - 1], len(ordered))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure over all contenders that took part."""
+
+    name: str
+    unit: str
+    by: Mapping[str, Summary]
+
+    def ratio(self, contender: str) -> float | None:
+        """The service's median over that contender's; ``None`` where one of the two did not take part."""
+        if SERVICE not in self.by or contender not in self.by or not self.by[contender].median:
+            return None
+        return self.by[SERVICE].median / self.by[contender].median
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: summaries and ratios by contender."""
+        others = [name for name in self.by if name != SERVICE]
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "by": {name: asdict(summary) for name, summary in self.by.items()},
+            "service_over": {name: self.ratio(name) for name in others},
+        }
