@@ -22,7 +22,9 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
         waits.append(Wait("fleet", "no scaling: the gateway cannot be asked"))
         return Plan((*stops, *actions), tuple(waits))
     actions += _retries(world, policy, now, waits)
-    scaled = scaling.scale(world, policy, now, waits)
+    failed = {stop.operation_id for stop in stops if stop.boot_failed}
+    held = frozenset(intent.pool for intent in world.intents if intent.operation_id in failed)
+    scaled = scaling.scale(world, policy, now, waits, held)
     needed = {action.operation_id for action in scaled if isinstance(action, CancelDrain)}
     return Plan((*(stop for stop in stops if stop.operation_id not in needed), *actions, *scaled), tuple(waits))
 

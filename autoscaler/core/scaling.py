@@ -37,6 +37,7 @@ class _Draft:
     policy: FleetPolicy
     now: float
     waits: list[Wait]
+    failed: frozenset[str]
     actions: list[Action] = field(default_factory=list)
     new: list[tuple[PoolPolicy, Bin]] = field(default_factory=list)
     """Nodes that this plan boots."""
@@ -53,14 +54,16 @@ class _Draft:
         return sum(1 for booted, _ in self.new if booted is pool)
 
 
-def scale(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> list[Action]:
-    """Boots, drains and cancelled drains of all pools.
+def scale(
+    world: World, policy: FleetPolicy, now: float, waits: list[Wait], failed: frozenset[str] = frozenset()
+) -> list[Action]:
+    """Boots, drains and cancelled drains of all pools; none boots of the pools in ``failed``.
 
     Waiting sandboxes are put into free room of nodes, then of closed ones that can be opened again, then of those on
     their way, and only then into new ones.  What is on its way counts in full until its deadline, and for nothing
     after it; against the maximum it counts until it is proved gone.
     """
-    draft = _Draft(world, policy, now, waits)
+    draft = _Draft(world, policy, now, waits, failed)
     nodes = nodes_by_instance(world)
     ready = _ready_bins(draft, nodes)
     left = pack(world.waiting, list(ready.values()))
@@ -214,6 +217,8 @@ def _pool_refusal(draft: _Draft, pool: PoolPolicy) -> str | None:
     view = draft.world.providers.get(pool.provider)
     if view is None or view.instances is None:
         return f"provider {pool.provider} is blind"
+    if pool.name in draft.failed:
+        return "an instance of it has just failed to become a node"
     booting = draft.booting(pool)
     rows = len(draft.rows(pool)) + booting
     if rows >= pool.max:

@@ -94,6 +94,8 @@ class FakeCloud:
     rate_exhausted: bool = False
     on_call: Callable[[str], None] | None = None
     """Is told the method's name before every call."""
+    on_answer: Callable[[str], None] | None = None
+    """Is told the method's name after its work and before its answer."""
     _faults: dict[str, list[Fault]] = field(default_factory=dict)
 
     def advance(self, seconds: float) -> None:
@@ -178,6 +180,13 @@ class FakeCloud:
             raise fault.error
         return fault
 
+    def end(self, method: str, fault: Fault | None) -> None:
+        """The moment between the work and its answer."""
+        if self.on_answer is not None:
+            self.on_answer(method)
+        if fault is not None:
+            raise fault.error
+
 
 class FakeProvider(ComputeProvider):
     """The port, over a `FakeCloud`."""
@@ -206,25 +215,25 @@ class FakeProvider(ComputeProvider):
 
     def offers(self) -> list[Offer]:
         fault = self.cloud.begin("offers")
-        self._end(fault)
+        self.cloud.end("offers", fault)
         return [*self.cloud.offers]
 
     def list(self) -> Inventory:
         fault = self.cloud.begin("list")
         mine = [self._view(m) for m in tuple(self.cloud.machines.values()) if self._is_mine(m)]
-        self._end(fault)
+        self.cloud.end("list", fault)
         return Inventory(tuple(mine), taken_at=self.cloud.now)
 
     def get(self, ref: Ref) -> Instance | None:
         fault = self.cloud.begin("get")
         machine = self._find(ref)
-        self._end(fault)
+        self.cloud.end("get", fault)
         return self._view(machine) if machine else None
 
     def create(self, want: Create) -> Instance:
         fault = self.cloud.begin("create")
         instance = self._create(want)
-        self._end(fault)
+        self.cloud.end("create", fault)
         return instance
 
     def delete(self, ref: Ref) -> Deleted:
@@ -232,7 +241,7 @@ class FakeProvider(ComputeProvider):
         machine = self._find(ref)
         if machine is not None and machine.gone_at is None:
             machine.gone_at = self.cloud.now + timedelta(seconds=self.cloud.stop_seconds)
-        self._end(fault)
+        self.cloud.end("delete", fault)
         return Deleted.GONE if machine is None else Deleted.ACCEPTED
 
     def connect(self, instance: Instance) -> Access | None:
@@ -280,9 +289,3 @@ class FakeProvider(ComputeProvider):
             if self._is_mine(machine) and ref.id in (None, instance.id) and ref.name in (None, instance.name):
                 return machine
         return None
-
-    @staticmethod
-    def _end(fault: Fault | None) -> None:
-        """The moment between the work and its answer."""
-        if fault is not None:
-            raise fault.error
