@@ -1,4 +1,4 @@
-"""The static busybox that is bound read-only into every sandbox, so that files can be moved in images without a shell."""
+"""The static busybox, bound read-only into every sandbox, so that files move in images without a shell too."""
 
 import os
 import shutil

@@ -5,7 +5,7 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -71,13 +71,13 @@ def _free_device() -> Path:
     return path
 
 
-def detach_below(directory: Path) -> list[str]:
-    """Detaches the loop devices whose files lie below ``directory``; tells which."""
+def detach_below(directory: Path, keep: Container[str] = ()) -> list[str]:
+    """Detaches the loop devices whose files lie below ``directory``, save in its entries ``keep``; tells which."""
     gone: list[str] = []
     for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # it may be detached while we look
-            backing = entry.read_text().strip().removesuffix(" (deleted)")
-            if Path(backing).is_relative_to(directory):
+            backing = Path(entry.read_text().strip().removesuffix(" (deleted)"))
+            if backing.is_relative_to(directory) and backing.relative_to(directory).parts[0] not in keep:
                 device = os.open(Path("/dev") / entry.parent.parent.name, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fcntl.ioctl(device, _LOOP_CLR_FD)

@@ -1,0 +1,193 @@
+"""The OCI bundle of a sandbox, decided from its spec and its image.  Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.wire.limits import MIB
+from gateway.wire.sandboxes import SandboxSpec, Security
+from node_agent.host.accounts import Account
+from node_agent.host.busybox import INSIDE
+from node_agent.host.cgroup import cpu_quota
+from node_agent.host.images import Image
+
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NODE_PIDS: Final = 8192  # bound on processes where the spec sets none
+_OPEN_FILES: Final = 65536
+_SHM_MB: Final = 64  # Docker's default size of /dev/shm
+_PERIOD_US: Final = 100_000
+_START_CPUS: Final = 2.0  # a start is short work on two threads; the true bound is set once it is done
+
+# capabilities(7), by number.
+_CAPABILITIES: Final = tuple(
+    """
+    CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE
+    NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN
+    SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE
+    MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE
+    """.split()  # noqa: SIM905 - forty names are a list to read, not to quote
+)
+# What Docker leaves to a container: its documentation, "Runtime privilege and Linux capabilities".
+_DEFAULT_CAPABILITIES: Final = frozenset(
+    """
+    CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL
+    AUDIT_WRITE
+    """.split()  # noqa: SIM905 - as above
+)
+
+
+class UnknownCapabilityError(Exception):
+    """The spec names a capability that Linux does not have."""
+
+
+@dataclass(frozen=True)
+class FirstProcess:
+    """What a sandbox starts with, and what every exec starts from."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    working_dir: str
+    account: Account
+
+
+@dataclass(frozen=True)
+class Host:
+    """Paths on the host that go into the bundle."""
+
+    rootfs: Path
+    workspace: Path
+    busybox: Path
+    cgroup: str
+    namespace: Path | None
+
+
+def first_process(spec: SandboxSpec, image: Image, account: Account) -> FirstProcess:
+    """The first process as ``docker run`` would choose it; an image and a spec without one just stay up."""
+    command = tuple(spec.command) or image.command
+    argv = (*image.entrypoint, *command) or (INSIDE, "sleep", "2147483647")
+    image_dir = image.working_dir if image.working_dir not in ("", "/") else None
+    working_dir = spec.working_dir or image_dir or spec.filesystem.workspace_path
+    return FirstProcess(argv, environment(spec, image.env, account), working_dir, account)
+
+
+def environment(spec: SandboxSpec, image_env: Mapping[str, str], account: Account) -> dict[str, str]:
+    """The image's, over what a login would set, and the spec's over both."""
+    login = {"PATH": DEFAULT_PATH, "HOSTNAME": hostname(spec)}
+    return login | identity_env(spec, account) | dict(image_env) | spec.env
+
+
+def identity_env(spec: SandboxSpec, account: Account) -> dict[str, str]:
+    """HOME and USER of an account; one without an entry in the image is at home in the workspace."""
+    home = {"HOME": account.home or spec.filesystem.workspace_path}
+    return home | ({"USER": account.name} if account.name else {})
+
+
+def hostname(spec: SandboxSpec) -> str:
+    """The id, as far as a host name may go."""
+    return spec.id.replace("_", "-").replace(".", "-").strip("-")[:63] or "sandbox"
+
+
+def capabilities(security: Security) -> frozenset[str]:
+    """Names without ``CAP_``: Docker's default set, less the dropped, plus the added.
+
+    Raises:
+        UnknownCapabilityError: a name that is none.
+    """
+    dropped, added = _named(security.cap_drop), _named(security.cap_add)
+    return (_DEFAULT_CAPABILITIES - dropped) | added
+
+
+def _named(names: Iterable[str]) -> frozenset[str]:
+    plain = {name.removeprefix("CAP_") for name in names}
+    unknown = plain - {*_CAPABILITIES, "ALL"}
+    if unknown:
+        raise UnknownCapabilityError(f"unknown capability {', '.join(sorted(unknown))}")
+    return frozenset(_CAPABILITIES) if "ALL" in plain else frozenset(plain)
+
+
+def capability_bits(names: Iterable[str]) -> int:
+    """One bit for each, as the kernel numbers them."""
+    return sum(1 << _CAPABILITIES.index(name) for name in names)
+
+
+def process_limit(spec: SandboxSpec) -> int:
+    """Most processes per user inside."""
+    return spec.security.pids_limit or NODE_PIDS
+
+
+def config(spec: SandboxSpec, process: FirstProcess, host: Host) -> dict[str, Any]:
+    """The content of ``config.json``."""
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": hostname(spec),
+        "root": {"path": str(host.rootfs), "readonly": spec.security.read_only_rootfs},
+        "process": _process(spec, process),
+        "mounts": _mounts(spec, process.account, host),
+        "linux": _linux(spec, host),
+    }
+
+
+def _process(spec: SandboxSpec, process: FirstProcess) -> dict[str, Any]:
+    account = process.account
+    allowed = sorted(f"CAP_{name}" for name in capabilities(spec.security))
+    # As on Linux without ambient capabilities: only root holds what it may have.
+    held = allowed if account.uid == 0 else []
+    pids = process_limit(spec)
+    return {
+        "terminal": False,
+        "user": {"uid": account.uid, "gid": account.gid, "additionalGids": list(account.groups)},
+        "args": list(process.argv),
+        "env": [f"{key}={value}" for key, value in process.env.items()],
+        "cwd": process.working_dir,
+        "capabilities": {
+            "bounding": allowed,
+            "effective": held,
+            "permitted": held,
+            "inheritable": [],
+            "ambient": [],
+        },
+        "noNewPrivileges": spec.security.no_new_privileges,
+        # gVisor holds processes by this limit, per user; the host's pids controller counts its own threads instead.
+        "rlimits": [_limit("RLIMIT_NPROC", pids), _limit("RLIMIT_NOFILE", _OPEN_FILES)],
+    }
+
+
+def _limit(kind: str, value: int) -> dict[str, Any]:
+    return {"type": kind, "soft": value, "hard": value}
+
+
+def _mounts(spec: SandboxSpec, account: Account, host: Host) -> list[dict[str, Any]]:
+    files = spec.filesystem
+    owner = (f"uid={account.uid}", f"gid={account.gid}")
+    return [
+        _mount("/proc", "proc"),
+        _mount("/dev", "tmpfs", "nosuid", "mode=755"),
+        _mount("/dev/pts", "devpts"),
+        _mount("/dev/shm", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={_SHM_MB}m"),  # noqa: S108 - inside the sandbox
+        _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
+        _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={files.tmpfs_mb}m"),  # noqa: S108
+        _mount("/run", "tmpfs", "nosuid", "nodev", "mode=755", *owner, f"size={files.run_tmpfs_mb}m"),
+        _bind(files.workspace_path, host.workspace, "rw"),
+        _bind(INSIDE, host.busybox, "ro"),
+    ]
+
+
+def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": kind, "source": kind, "options": list(options)}
+
+
+def _bind(destination: str, source: Path, mode: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": str(source), "options": ["bind", mode]}
+
+
+def _linux(spec: SandboxSpec, host: Host) -> dict[str, Any]:
+    network = {"type": "network"} | ({"path": str(host.namespace)} if host.namespace else {})
+    return {
+        "namespaces": [network, *({"type": kind} for kind in ("pid", "ipc", "uts", "mount"))],
+        "cgroupsPath": host.cgroup,
+        "resources": {
+            "memory": {"limit": spec.memory_mb * MIB},
+            "cpu": {"period": _PERIOD_US, "quota": cpu_quota(max(spec.cpus, _START_CPUS))},
+        },
+    }

@@ -1,0 +1,231 @@
+"""gVisor's control socket: one JSON request and one JSON answer per connection.
+
+It is gVisor's internal interface.  What is used here was tried with release 20240729; `probe` tests it at start
+against a throwaway sandbox, and the command line takes its place where the test fails.
+"""
+
+import array
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+DEFAULT_TIMEOUT: Final = 10.0
+_MAX_ANSWER: Final = 64 * 1024 * 1024
+
+
+class ControlError(Exception):
+    """The sentry answered with an error; its text is the message."""
+
+
+class ControlLostError(Exception):
+    """There is no sentry behind the socket, it went away, or it did not answer in time."""
+
+
+class Pending:
+    """A request whose answer is still to come; selectable."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def take(self) -> tuple[bool, Any]:
+        """Reads what has come, without blocking: ``(False, None)``, or ``(True, result)`` once it is whole.
+
+        Raises:
+            ControlError: the answer is an error.
+            ControlLostError: the sentry closed the connection before it answered.
+        """
+        while True:
+            try:
+                data = self._connection.recv(65536)
+            except BlockingIOError:
+                return False, None
+            except OSError as error:
+                raise ControlLostError(str(error)) from error
+            if not data:
+                raise ControlLostError("the sandbox ended before it answered")
+            self._received += data
+            answer = _parsed(self._received)
+            if answer is not None:
+                return True, answer
+
+    def close(self) -> None:
+        """Gives the answer up.  Idempotent."""
+        self._connection.close()
+
+
+@dataclass(frozen=True)
+class GuestProcess:
+    """A process inside a sandbox, by the numbers seen inside."""
+
+    pid: int
+    parent: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What an exec starts, in the sentry's terms.
+
+    Attributes:
+        capabilities: a bit per capability.
+    """
+
+    argv: tuple[str, ...]
+    env: tuple[str, ...]
+    working_dir: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    capabilities: int
+    bounding: int
+
+
+class Control:
+    """The control socket of one sandbox.
+
+    Args:
+        path: of the socket, as runsc makes it below its root directory.
+        container: runsc's name of the sandbox.
+    """
+
+    def __init__(self, path: Path, container: str) -> None:
+        self._path = str(path)
+        self._container = container
+
+    def execute(self, launch: Launch, descriptors: Sequence[int]) -> int:
+        """Starts a process with these stdin, stdout and stderr; its pid inside.
+
+        Raises:
+            ControlError: it could not be started; the text says why.
+        """
+        capabilities = dict.fromkeys(("EffectiveCaps", "PermittedCaps"), launch.capabilities)
+        argument = {
+            "filename": "",  # the sentry looks argv[0] up in PATH itself
+            "argv": launch.argv,
+            "envv": launch.env,
+            "wd": launch.working_dir,
+            "KUID": launch.uid,
+            "KGID": launch.gid,
+            "ExtraKGIDs": launch.groups,
+            "Capabilities": {
+                **capabilities,
+                "BoundingCaps": launch.bounding,
+                "InheritableCaps": 0,
+                "AmbientCaps": 0,
+            },
+            "StdioIsPty": False,
+            "ContainerID": self._container,
+            "GuestFDs": list(range(len(descriptors))),
+        }
+        pid: int = self.call("containerManager.ExecuteAsync", argument, descriptors=descriptors)
+        return pid
+
+    def wait_exec(self, pid: int) -> Pending:
+        """The wait status of a started process, to come."""
+        return self.begin("containerManager.WaitPID", {"PID": pid, "CID": self._container})
+
+    def wait_first(self) -> Pending:
+        """The wait status of the first process, to come."""
+        return self.begin("containerManager.Wait", self._container)
+
+    def pause(self) -> None:
+        """Freezes all tasks.  Calls nest: one more than `resume` leaves it frozen."""
+        self.call("containerManager.Pause")
+
+    def resume(self) -> None:
+        """Takes one `pause` back; the sentry panics where there was none."""
+        self.call("containerManager.Resume")
+
+    def signal(self, pid: int, number: int) -> None:
+        """Signals one process.
+
+        Raises:
+            ControlError: there is no such process.
+        """
+        self.call("containerManager.Signal", {"CID": self._container, "Signo": number, "PID": pid, "Mode": 0})
+
+    def processes(self) -> list[GuestProcess]:
+        """All processes, zombies left out."""
+        dump = self.call("containerManager.ProcfsDump") or []
+        return [
+            GuestProcess(entry["status"]["pid"], entry["status"].get("ppid", 0), entry["stat"].get("pgid", 0))
+            for entry in dump
+            if entry.get("status") and entry.get("stat")
+        ]
+
+    def count(self) -> int:
+        """How many processes there are."""
+        return len(self.call("containerManager.Processes", self._container) or [])
+
+    def call(
+        self, method: str, argument: Any = None, *, descriptors: Sequence[int] = (), timeout: float = DEFAULT_TIMEOUT
+    ) -> Any:
+        """One call, and its result.
+
+        Raises:
+            ControlError: the sentry refused.
+            ControlLostError: it is not there, or did not answer within ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        connection = self._send(method, argument, descriptors, timeout)
+        received = bytearray()
+        try:
+            while (answer := _parsed(received)) is None:
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+                data = connection.recv(65536)
+                if not data:
+                    raise ControlLostError(f"the sandbox ended during {method}")
+                received += data
+        except OSError as error:
+            raise ControlLostError(f"{method}: {error}") from error
+        finally:
+            connection.close()
+        return answer
+
+    def begin(self, method: str, argument: Any) -> Pending:
+        """Sends a call whose answer may take long.
+
+        Raises:
+            ControlLostError: the sentry is not there.
+        """
+        return Pending(self._send(method, argument, (), DEFAULT_TIMEOUT))
+
+    def _send(self, method: str, argument: Any, descriptors: Sequence[int], timeout: float) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        request = json.dumps({"method": method, "arg": argument}).encode()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            connection.connect(self._path)
+            sent = connection.sendmsg([request], rights)
+            connection.sendall(request[sent:])
+        except OSError as error:
+            connection.close()
+            raise ControlLostError(f"{method}: {error}") from error
+        return connection
+
+
+def _parsed(received: bytearray) -> Any:
+    """The result of a whole answer; ``None`` while it is not whole.  (A whole answer's result is never ``None``.)"""
+    # Every answer is one JSON object, and only its end closes the last brace.
+    if not received.rstrip().endswith(b"}"):
+        return None
+    try:
+        answer = json.loads(received)
+    except ValueError:
+        if len(received) > _MAX_ANSWER:
+            raise ControlLostError("the sandbox's answer is too long") from None
+        return None
+    if not answer["success"]:
+        raise ControlError(answer["err"])
+    result = answer.get("result")
+    return {} if result is None else result

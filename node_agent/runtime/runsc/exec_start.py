@@ -1,0 +1,94 @@
+"""Starting a process in a running sandbox: who it is, what it sees, and why it did not start."""
+
+import posixpath
+import uuid
+from typing import Final
+
+from gateway.wire.errors import ErrorCode
+from node_agent.host import accounts
+from node_agent.host.accounts import Account
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
+from node_agent.runtime.runsc import bundle
+from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
+from node_agent.runtime.runsc.execs import PipedProcess, Pipes
+from node_agent.runtime.runsc.freezing import Engine
+from node_agent.runtime.runsc.handles import CommandHandle, SocketHandle
+from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.record import Record
+
+_SAID: Final = (
+    ("try again", "the sandbox is at its bound on processes (security.pids_limit)"),
+    ("argument list too long", "command and env are longer than the sandbox's kernel takes"),
+)
+
+
+def start_exec(engine: Engine, places: Places, record: Record, command: ExecCommand) -> ExecProcess:
+    """Starts it.
+
+    Raises:
+        RuntimeFailure: ``SANDBOX_NOT_RUNNING``, ``START_ERROR``.
+    """
+    launch = plan(places, record, command)
+    pipes = Pipes(command.stdin)
+    try:
+        handle = (
+            SocketHandle(places.sandbox_id, places.control, launch, pipes)
+            if engine.socket
+            else CommandHandle(places.sandbox_id, engine.runsc, launch, pipes, _pid_file(places))
+        )
+    except ControlError as error:
+        pipes.close()
+        raise _not_started(command, str(error)) from error
+    except (ControlLostError, OSError) as error:
+        pipes.close()
+        raise RuntimeFailure(
+            ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {places.sandbox_id} is not running any more: {error}"
+        ) from error
+    finally:
+        pipes.close_guest()
+    return PipedProcess(handle, pipes)
+
+
+def plan(places: Places, record: Record, command: ExecCommand) -> Launch:
+    """What to tell the engine."""
+    spec = record.spec
+    account = _account(places, record, command)
+    env = bundle.environment(spec, record.image_env, account) | dict(command.env)
+    allowed = bundle.capability_bits(bundle.capabilities(spec.security))
+    return Launch(
+        argv=command.argv,
+        env=tuple(f"{key}={value}" for key, value in env.items()),
+        working_dir=posixpath.normpath(posixpath.join(record.working_dir, command.working_dir or "")),
+        uid=account.uid,
+        gid=account.gid,
+        groups=account.groups,
+        capabilities=allowed if account.uid == 0 else 0,
+        bounding=allowed,
+    )
+
+
+def _account(places: Places, record: Record, command: ExecCommand) -> Account:
+    if command.user is None:
+        return record.account
+    try:
+        return accounts.look_up(places.rootfs, command.user)
+    except (accounts.UnknownAccountError, OSError) as error:
+        raise RuntimeFailure(ErrorCode.START_ERROR, str(error)) from error
+
+
+def _pid_file(places: Places) -> str:
+    return str(places.directory / f"exec-{uuid.uuid4().hex}.pid")
+
+
+def _not_started(command: ExecCommand, said: str) -> RuntimeFailure:
+    cause = next((text for pattern, text in _SAID if pattern in said), said)
+    return RuntimeFailure(ErrorCode.START_ERROR, f"{command.argv[0]} could not be started: {cause}")
+
+
+def not_running(sandbox_id: str, record: Record | None) -> RuntimeFailure:
+    """The refusal of work that needs running processes."""
+    if record is None:
+        return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} is not on this node")
+    hint = "; resume it first" if record.state is EngineState.PAUSED else ""
+    detail = f": {record.death.detail}" if record.death else ""
+    return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} is {record.state.value}{detail}{hint}")

@@ -1,0 +1,132 @@
+"""Pause, resume, checkpoint and restore of a sandbox that its record describes.  Callers hold its lock."""
+
+import contextlib
+import select
+import shutil
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.wire.errors import ErrorCode
+from node_agent.host.busybox import INSIDE
+from node_agent.host.process import CommandError
+from node_agent.runtime.base import EngineState, RuntimeFailure
+from node_agent.runtime.runsc import launcher
+from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
+from node_agent.runtime.runsc.engine import Runsc
+from node_agent.runtime.runsc.execs import Pipes
+from node_agent.runtime.runsc.handles import SocketHandle
+from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.record import Record
+
+_STATE_AFTER: Final = {"pause": EngineState.PAUSED, "resume": EngineState.RUNNING}
+_ANSWERS_WITHIN: Final = 2.0  # seconds for a process that ends at once, in a sandbox that is not frozen
+_FIRST_PID: Final = 1
+
+
+@dataclass(frozen=True)
+class Engine:
+    """runsc, and whether its control socket may be used."""
+
+    runsc: Runsc
+    socket: bool
+
+
+def freeze(engine: Engine, places: Places, record: Record, action: str) -> Record:
+    """Does ``pause`` or ``resume``.  Nothing happens when it is so already.
+
+    Raises:
+        RuntimeFailure: ``SANDBOX_NOT_RUNNING``.
+    """
+    wanted = _STATE_AFTER[action]
+    if record.state is wanted:
+        return record
+    # The engine counts pauses, and a resume too many would end the sandbox: a crash in between must leave a trace.
+    record.but(settling=True).save(places.directory)
+    try:
+        if engine.socket:
+            places.control.pause() if action == "pause" else places.control.resume()
+        else:
+            engine.runsc.call(action, places.sandbox_id)
+    except (ControlError, ControlLostError, CommandError) as error:
+        raise RuntimeFailure(
+            ErrorCode.SANDBOX_NOT_RUNNING, f"{action} of sandbox {places.sandbox_id} failed: {error}"
+        ) from error
+    record = record.but(state=wanted, settling=False)
+    record.save(places.directory)
+    return record
+
+
+def settle(places: Places, record: Record) -> Record:
+    """The record with its true state, after a pause or resume that a crash may have cut short."""
+    if not record.settling:
+        return record
+    state = EngineState.RUNNING if _answers(places) else EngineState.PAUSED
+    record = record.but(state=state, settling=False)
+    record.save(places.directory)
+    return record
+
+
+def _answers(places: Places) -> bool:
+    """Whether processes run: one that ends at once does end."""
+    with contextlib.closing(Pipes(stdin=False)) as pipes:
+        launch = Launch((INSIDE, "true"), (), "/", 0, 0, (), 0, 0)
+        try:
+            handle = SocketHandle(places.sandbox_id, places.control, launch, pipes)
+        except (ControlError, ControlLostError):
+            return True  # it cannot be asked; a resume will say so
+        finally:
+            pipes.close_guest()
+        with contextlib.closing(handle):
+            return bool(select.select([handle], [], [], _ANSWERS_WITHIN)[0])
+
+
+def refuse_live_execs(engine: Engine, places: Places) -> None:
+    """Processes that an exec started cannot be restored.
+
+    Raises:
+        RuntimeFailure: ``CONFLICT`` while there are any; ``UNSUPPORTED`` where nobody can tell.
+    """
+    if not engine.socket:
+        raise RuntimeFailure(ErrorCode.UNSUPPORTED, "a checkpoint needs gVisor's control socket, which failed its test")
+    try:
+        execs = [process for process in places.control.processes() if process.parent == 0 != process.pid - _FIRST_PID]
+    except (ControlError, ControlLostError) as error:
+        raise RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {places.sandbox_id}: {error}") from error
+    if execs:
+        raise RuntimeFailure(
+            ErrorCode.CONFLICT,
+            f"sandbox {places.sandbox_id} has {len(execs)} running execs, and a checkpoint would lose them; end them first",
+        )
+
+
+def checkpoint(engine: Engine, places: Places, record: Record) -> Record:
+    """Writes the processes to disk and ends them.
+
+    Raises:
+        RuntimeFailure: ``INTERNAL`` when runsc could not; the sandbox may still run.
+    """
+    partial = places.checkpoint.with_suffix(".partial")
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(partial)
+    partial.mkdir(mode=0o700)
+    # No disk is so slow that it writes less than 20 MB of memory in a second.
+    timeout = 60 + record.spec.memory_mb / 20
+    try:
+        engine.runsc.checkpoint(places.sandbox_id, partial, record.net is not None, timeout)
+    except CommandError as error:
+        shutil.rmtree(partial)
+        raise RuntimeFailure(ErrorCode.INTERNAL, f"checkpoint of sandbox {places.sandbox_id}: {error}") from error
+    partial.rename(places.checkpoint)
+    return settle_checkpoint(places, record)
+
+
+def settle_checkpoint(places: Places, record: Record) -> Record:
+    """Writes that the checkpoint is whole, and frees the processes.
+
+    Raises:
+        RuntimeFailure: ``BUSY`` when they do not end.
+    """
+    launcher.kill(places)
+    record = record.but(state=EngineState.CHECKPOINTED, sentry_pid=None, settling=False)
+    record.save(places.directory)
+    return record

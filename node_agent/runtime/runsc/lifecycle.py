@@ -1,0 +1,164 @@
+"""Bringing one sandbox up and taking it down, step by step.  Callers serialize calls for one sandbox."""
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason
+from node_agent.host import accounts
+from node_agent.host.images import Image
+from node_agent.host.network import Net, Networks
+from node_agent.host.volume import Volumes
+from node_agent.runtime.base import Death, EngineState, Order, RuntimeFailure
+from node_agent.runtime.runsc import bundle, files, launcher
+from node_agent.runtime.runsc.engine import Guard, Runsc
+from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.record import Record
+
+
+@dataclass(frozen=True)
+class Host:
+    """What of the host every sandbox needs.
+
+    Attributes:
+        busybox: the static one that is bound into every sandbox.
+        resolvers: name servers of sandboxes with a network.
+    """
+
+    volumes: Volumes
+    networks: Networks
+    busybox: Path
+    resolvers: tuple[str, ...]
+
+
+def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Record:
+    """Everything from an empty directory, or the workspace of an earlier generation, to a running first process.
+
+    Raises:
+        RuntimeFailure: as `SandboxRuntime.create` tells; what was made so far stays for `take_down`.
+    """
+    record = Record.of(order).but(image_id=image.id, image_digest=image.digest, image_env=image.env)
+    places.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    record.save(places.directory, durable=True)
+    try:
+        record = _prepare(host, places, record, image, root)
+    except (OSError, accounts.UnknownAccountError, bundle.UnknownCapabilityError) as error:
+        raise _not_started(places, error) from error
+    _refuse_if_cancelled(guard, places)
+    network = record.net is not None
+    pid = launcher.start(runsc, places, network=network, guard=guard)
+    return settle_running(places, record, pid)
+
+
+def settle_running(places: Places, record: Record, pid: int) -> Record:
+    """Writes that the sandbox runs, and sets the bounds that wait for the end of the start."""
+    places.cgroup.set_cpus(record.spec.cpus)
+    places.cgroup.forbid_swap()
+    record = record.but(state=EngineState.RUNNING, sentry_pid=pid, started_at=datetime.now(UTC))
+    record.save(places.directory)
+    return record
+
+
+def _prepare(host: Host, places: Places, record: Record, image: Image, root: Path) -> Record:
+    spec = record.spec
+    host.volumes.ensure(places.directory, spec.disk_mb)
+    net: Net | None = None
+    if spec.network == "bridge":
+        net = host.networks.create()
+        record = record.but(net=net)
+        record.save(places.directory)
+    resolvers = host.resolvers if net else ()
+    files.mount_rootfs(places, root, files.etc_files(bundle.hostname(spec), resolvers))
+    user = image.user if spec.security.user is None else spec.security.user
+    account = accounts.look_up(places.rootfs, user)
+    files.prepare_workspace(places, account)
+    files.prepare_logs(places)
+    process = bundle.first_process(spec, image, account)
+    launcher.write_bundle(places, bundle.config(spec, process, _host_side(host, places, net)))
+    return record.but(working_dir=process.working_dir, account=account)
+
+
+def _host_side(host: Host, places: Places, net: Net | None) -> bundle.Host:
+    return bundle.Host(
+        rootfs=places.rootfs,
+        workspace=places.workspace,
+        busybox=host.busybox,
+        cgroup=places.cgroup.path,
+        namespace=net.path if net else None,
+    )
+
+
+def _refuse_if_cancelled(guard: Guard, places: Places) -> None:
+    if guard.cancelled:
+        raise RuntimeFailure(ErrorCode.CONFLICT, f"sandbox {places.sandbox_id} was deleted while it was created")
+
+
+def _not_started(places: Places, error: Exception) -> RuntimeFailure:
+    message = f"sandbox {places.sandbox_id} did not start: {error}"
+    code = ErrorCode.INTERNAL if isinstance(error, OSError) else ErrorCode.START_ERROR
+    return RuntimeFailure(code, message, reason=DeathReason.START_ERROR)
+
+
+def take_down(host: Host, places: Places, record: Record | None) -> None:
+    """Ends processes, network and root file system; volume and record stay.  Idempotent.
+
+    Raises:
+        RuntimeFailure: ``BUSY``, see `launcher.kill`.
+    """
+    launcher.kill(places)
+    if record is not None and record.net is not None:
+        host.networks.remove(record.net)
+    launcher.unmount(places)
+    launcher.forget_files(places)
+
+
+def erase(host: Host, places: Places, record: Record | None) -> None:
+    """Removes every trace.  Idempotent.
+
+    Raises:
+        RuntimeFailure: ``BUSY``.
+    """
+    take_down(host, places, record)
+    places.volume.destroy()
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(places.directory)
+
+
+def fail(host: Host, places: Places, record: Record, failure: RuntimeFailure, *, keep: bool) -> None:
+    """Cleans up after a start that failed.
+
+    Args:
+        keep: whether an earlier generation's workspace is there and has to stay.
+    """
+    current = Record.load(places.directory) or record  # the network may have been made since
+    if not keep:
+        erase(host, places, current)
+        return
+    take_down(host, places, current)
+    reason = failure.reason or DeathReason.START_ERROR
+    death = Death(reason, None, failure.message, datetime.now(UTC))
+    current.but(state=EngineState.DEAD, net=None, sentry_pid=None, death=death).save(places.directory)
+
+
+def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Guard) -> Record:
+    """The reverse of `checkpoint`.
+
+    Raises:
+        RuntimeFailure: the network or the start failed; the checkpoint stays.
+    """
+    if record.net is not None:
+        # The first start took the address away from the interface; only a new one gives it back.
+        host.networks.rebuild(record.net)
+    try:
+        pid = launcher.start(runsc, places, network=record.net is not None, guard=guard, image=places.checkpoint)
+    except RuntimeFailure:
+        launcher.kill(places)
+        raise
+    started_at = record.started_at
+    record = settle_running(places, record, pid).but(started_at=started_at)
+    record.save(places.directory)
+    shutil.rmtree(places.checkpoint)
+    return record

@@ -1,0 +1,109 @@
+"""Root file systems of images: unpacked once each, read-only, shared by all sandboxes."""
+
+import shutil
+import subprocess
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Final
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason
+from node_agent.host.images import Image, Images
+from node_agent.host.process import CommandError, run
+from node_agent.runtime.base import RuntimeFailure
+
+_UNPACK_TIMEOUT: Final = 1800.0
+_PARTIAL: Final = ".partial-"
+
+
+class RootFileSystems:
+    """Unpacked images below one directory, one for each image id.
+
+    Args:
+        directory: where they lie.
+        images: the engine that they come from.
+        owner: marks what an interrupted unpacking leaves in the engine.
+    """
+
+    def __init__(self, directory: Path, images: Images, owner: str) -> None:
+        self._directory = directory
+        self._images = images
+        self._owner = owner
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def ensure(self, image: Image) -> Path:
+        """The unpacked root of ``image``; concurrent callers share one unpacking.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR``.
+        """
+        target = self._directory / image.id.removeprefix("sha256:")
+        if target.is_dir():
+            return target
+        with self._lock:
+            lock = self._locks.setdefault(image.id, threading.Lock())
+        with lock:
+            if not target.is_dir():
+                self._unpack(image, target)
+        return target
+
+    def sweep(self) -> list[str]:
+        """Removes what an interrupted unpacking left; tells what."""
+        gone = self._images.sweep_exports(self._owner) if self._directory.is_dir() else []
+        for partial in self._directory.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(partial)
+            gone.append(f"half-unpacked image {partial}")
+        return gone
+
+    def _unpack(self, image: Image, target: Path) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        partial = self._directory / f"{_PARTIAL}{uuid.uuid4().hex}"
+        partial.mkdir(mode=0o755)
+        try:
+            self._extract(image, partial)
+            run(["sync", "--file-system", str(partial)], timeout=300)
+            partial.rename(target)
+        except (OSError, CommandError) as error:
+            raise _failure(image, str(error)) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # gone already where the rename succeeded
+
+    def _extract(self, image: Image, directory: Path) -> None:
+        """Feeds the engine's export to tar, which keeps owners, modes, links and attributes and stays inside."""
+        deadline = time.monotonic() + _UNPACK_TIMEOUT
+        command = ["tar", "-x", "-p", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-C", str(directory)]
+        with (directory.with_suffix(".log")).open("w+b") as log:
+            log_path = Path(log.name)
+            tar = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            try:
+                self._feed(image, tar, deadline)
+                code = tar.wait(max(1.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise _failure(image, f"unpacking took longer than {_UNPACK_TIMEOUT:.0f} s") from error
+            finally:
+                tar.kill()
+                tar.wait()
+                log_path.unlink()
+            if code != 0:
+                log.seek(0)
+                raise _failure(image, f"tar could not unpack it: {log.read(2000).decode(errors='replace').strip()}")
+
+    def _feed(self, image: Image, tar: subprocess.Popen[bytes], deadline: float) -> None:
+        stdin = tar.stdin
+        if stdin is None:
+            raise _failure(image, "tar has no stdin")
+        try:
+            with stdin:
+                for block in self._images.export(image, self._owner):
+                    if time.monotonic() > deadline:
+                        raise _failure(image, f"unpacking took longer than {_UNPACK_TIMEOUT:.0f} s")
+                    stdin.write(block)
+        except BrokenPipeError:
+            return  # tar ended early and says why
+
+
+def _failure(image: Image, problem: str) -> RuntimeFailure:
+    return RuntimeFailure(ErrorCode.IMAGE_ERROR, f"image {image.id}: {problem}", reason=DeathReason.IMAGE_ERROR)

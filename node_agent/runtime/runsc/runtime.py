@@ -1,0 +1,349 @@
+"""gVisor run directly: OCI bundles, the control socket, and bounded volumes."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar, Final
+
+import docker
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import RuntimeName
+from gateway.wire.states import DeathReason
+from node_agent.host import busybox
+from node_agent.host.images import Images
+from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
+from node_agent.host.process import CommandError
+from node_agent.host.volume import Volumes
+from node_agent.runtime.base import (
+    Death,
+    EngineState,
+    ExecCommand,
+    ExecProcess,
+    Found,
+    LogPiece,
+    Order,
+    RuntimeFacts,
+    RuntimeFailure,
+    SandboxRuntime,
+    Stream,
+    UsageNow,
+)
+from node_agent.runtime.runsc import freezing, lifecycle, probing, sweeping
+from node_agent.runtime.runsc.control import ControlError, ControlLostError
+from node_agent.runtime.runsc.engine import Guard
+from node_agent.runtime.runsc.exec_start import not_running, start_exec
+from node_agent.runtime.runsc.layout import Layout, Places
+from node_agent.runtime.runsc.record import Record
+from node_agent.runtime.runsc.rootfs import RootFileSystems
+from node_agent.runtime.runsc.slots import Slot, Slots
+from node_agent.runtime.runsc.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+_DELETE_TIMEOUT: Final = 90.0  # above the longest step of a create that was told to end
+_ENGINE_TIMEOUT: Final = 60  # seconds for one answer of the Docker engine
+
+
+class RunscRuntime(SandboxRuntime):
+    """Sandboxes by runsc, their images from a Docker engine.
+
+    Args:
+        root: directory of the node; everything that lasts lies below it.
+        tag: 8 hex digits of the node, in the name of everything host-wide.
+        base_url: of the Docker engine that has the images, as the SDK takes it, e.g. ``unix:///var/run/docker.sock``.
+        resolvers: name servers of sandboxes with a network.
+        pool: private range for the addresses of sandboxes with a network.
+    """
+
+    name: ClassVar[RuntimeName] = "runsc"
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        tag: str,
+        base_url: str,
+        resolvers: Sequence[str] = DEFAULT_RESOLVERS,
+        pool: str = DEFAULT_POOL,
+    ) -> None:
+        self._layout = Layout(root, tag)
+        self._images = Images(lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT))
+        self._roots = RootFileSystems(self._layout.images, self._images, tag)
+        self._volumes = Volumes(self._layout.templates)
+        self._networks = Networks(tag, pool)
+        self._resolvers = tuple(resolvers)
+        self._supervisor = Supervisor(self._networks)
+        self._slots = Slots()
+        self._probing = threading.Lock()
+        self._probed: probing.Outcome | None = None
+
+    # -- the engine ------------------------------------------------------------------------------------------------
+
+    def probe(self) -> RuntimeFacts:
+        return self._outcome().facts
+
+    def _outcome(self) -> probing.Outcome:
+        """The probe's findings; the first call makes it."""
+        with self._probing:
+            if self._probed is None:
+                self._probed = probing.probe(self._layout)
+                for note in self._probed.facts.notes:
+                    log.info("runsc: %s", note)
+            return self._probed
+
+    @property
+    def _engine(self) -> freezing.Engine:
+        return self._outcome().engine
+
+    def _host(self) -> lifecycle.Host:
+        try:
+            tool = busybox.provide(self._layout.tools)
+        except (CommandError, OSError) as error:
+            raise RuntimeFailure(ErrorCode.INTERNAL, f"busybox for the sandboxes: {error}") from error
+        return lifecycle.Host(self._volumes, self._networks, tool, self._resolvers)
+
+    def images(self) -> list[str]:
+        return self._images.local()
+
+    def busybox(self, sandbox_id: str) -> str:
+        return busybox.INSIDE
+
+    # -- create and delete -----------------------------------------------------------------------------------------
+
+    def create(self, order: Order) -> Found:
+        slot, places = self._both(order.sandbox_id)
+        ticket = slot.ticket()
+        with slot.lock:
+            present = self._present(places, order)
+        if present is not None:
+            return present.found
+        # Minutes may go by here.  Nothing is made yet, so nothing is locked.
+        image = self._images.resolve(order.spec.image)
+        root = self._roots.ensure(image)
+        with slot.lock:
+            present = self._present(places, order)
+            if present is not None:
+                return present.found
+            with self._starting(slot, places, ticket) as guard:
+                host, runsc = self._host(), self._engine.runsc
+                return self._replace(
+                    slot, places, order, lambda: lifecycle.bring_up(host, runsc, places, order, image, root, guard)
+                ).found
+
+    def _present(self, places: Places, order: Order) -> Record | None:
+        """The record of an order that was carried out already.
+
+        Raises:
+            RuntimeFailure: ``CONFLICT`` when a newer generation is there.
+        """
+        record = self._load(places)
+        if record is None or record.generation < order.generation:
+            return None
+        if record.generation > order.generation:
+            raise RuntimeFailure(
+                ErrorCode.CONFLICT,
+                f"sandbox {order.sandbox_id} is here in generation {record.generation}; {order.generation} is outdated",
+            )
+        return None if record.state is EngineState.CREATING else record
+
+    @contextmanager
+    def _starting(self, slot: Slot, places: Places, ticket: int) -> Iterator[Guard]:
+        """A start that `delete` cuts short, and that then fails with ``CONFLICT`` whatever it stumbled over."""
+        guard = slot.begin_start(ticket, places.cgroup.kill)
+        if guard is None:
+            raise _overtaken(places.sandbox_id)
+        try:
+            yield guard
+        except RuntimeFailure as failure:
+            if guard.cancelled:
+                raise _overtaken(places.sandbox_id) from failure
+            raise
+        finally:
+            slot.end_start()
+            slot.tell()
+
+    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], Record]) -> Record:
+        """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
+        earlier, host = self._load(places), self._host()
+        keep = earlier is not None and places.volume.image.exists()
+        try:
+            self._supervisor.forget(slot)
+            lifecycle.take_down(host, places, earlier)
+            record = bring_up()
+        except RuntimeFailure as failure:
+            lifecycle.fail(host, places, Record.of(order), failure, keep=keep)
+            raise
+        self._supervisor.watch(slot, places, record)
+        return record
+
+    def delete(self, sandbox_id: str) -> None:
+        slot, places = self._both(sandbox_id)
+        slot.break_start()
+        # Calls that wait for the sandbox's kernel end with it, and let the lock go.
+        places.cgroup.kill()
+        if not slot.lock.acquire(timeout=_DELETE_TIMEOUT):
+            raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
+        try:
+            self._supervisor.forget(slot)
+            lifecycle.erase(self._host(), places, self._load(places))
+        finally:
+            slot.lock.release()
+            slot.tell()
+
+    # -- what is there ---------------------------------------------------------------------------------------------
+
+    def found(self) -> list[Found]:
+        return [record.found for record in map(self._adopted, self._ids()) if record is not None]
+
+    def _ids(self) -> list[str]:
+        directory = self._layout.sandboxes
+        return sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
+
+    def _adopted(self, sandbox_id: str) -> Record | None:
+        """The record, after the engine was asked; what runs is watched from here on."""
+        slot, places = self._both(sandbox_id)
+        if not slot.lock.acquire(blocking=False):
+            return self._load(places)  # the call in flight knows better
+        try:
+            record = self._load(places)
+            return None if record is None else self._supervisor.adopt(slot, places, record)
+        finally:
+            slot.lock.release()
+
+    def wait(self, sandbox_id: str) -> Death:
+        slot, places = self._both(sandbox_id)
+        first = self._adopted(sandbox_id)
+        with slot.changed:
+            while True:
+                record = self._load(places)
+                if first is None or record is None or record.generation != first.generation:
+                    return Death(DeathReason.DELETED, None, "it was deleted", datetime.now(UTC))
+                if record.death is not None:
+                    return record.death
+                slot.changed.wait()
+
+    def sweep(self) -> list[str]:
+        records = [record for record in map(self._load_by_id, self._ids()) if record is not None]
+        owned = {record.sandbox_id: record for record in records}
+        try:
+            return sweeping.sweep(self._layout, self._networks, self._roots, owned)
+        except (OSError, CommandError) as error:
+            raise RuntimeFailure(ErrorCode.INTERNAL, f"sweep: {error}") from error
+
+    def close(self) -> None:
+        self._supervisor.close()
+        if not self._ids():
+            self.sweep()
+
+    # -- freezing --------------------------------------------------------------------------------------------------
+
+    def pause(self, sandbox_id: str) -> None:
+        self._freeze(sandbox_id, "pause")
+
+    def resume(self, sandbox_id: str) -> None:
+        self._freeze(sandbox_id, "resume")
+
+    def _freeze(self, sandbox_id: str, action: str) -> None:
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.PAUSED) as (_, places, record):
+            freezing.freeze(self._engine, places, record, action)
+
+    def checkpoint(self, sandbox_id: str) -> None:
+        if not self.probe().checkpoint:
+            return super().checkpoint(sandbox_id)
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (slot, places, record):
+            if record.state is EngineState.CHECKPOINTED:
+                return None
+            freezing.refuse_live_execs(self._engine, places)
+            self._supervisor.forget(slot)
+            try:
+                freezing.checkpoint(self._engine, places, record)
+            except RuntimeFailure:
+                self._supervisor.watch(slot, places, record)
+                raise
+        return None
+
+    def restore(self, sandbox_id: str) -> None:
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (slot, places, record):
+            if record.state is EngineState.RUNNING:
+                return
+            with self._starting(slot, places, slot.ticket()) as guard:
+                record = lifecycle.restore(self._host(), self._engine.runsc, places, record, guard)
+            self._supervisor.watch(slot, places, record)
+
+    @contextmanager
+    def _changing(self, sandbox_id: str, *states: EngineState) -> Iterator[tuple[Slot, Places, Record]]:
+        """The sandbox under its lock, in one of these states.
+
+        Raises:
+            RuntimeFailure: ``SANDBOX_NOT_RUNNING`` in any other state.
+        """
+        slot, places = self._both(sandbox_id)
+        with slot.lock:
+            record = self._load(places)
+            if record is not None:
+                record = self._supervisor.adopt(slot, places, record)
+            if record is None or record.state not in states:
+                raise not_running(sandbox_id, record)
+            yield slot, places, record
+        slot.tell()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def exec(self, sandbox_id: str, command: ExecCommand) -> ExecProcess:
+        places = self._layout.places(sandbox_id)
+        record = self._load(places)
+        if record is None or record.state is not EngineState.RUNNING:
+            raise not_running(sandbox_id, record)
+        return start_exec(self._engine, places, record, command)
+
+    def logs(self, sandbox_id: str, stream: Stream, offset: int, limit: int) -> LogPiece:
+        slot, places = self._both(sandbox_id)
+        try:
+            with slot.lock:
+                if self._load(places) is None:
+                    raise not_running(sandbox_id, None)
+                places.volume.mount()  # after a reboot of the host it is not
+                file = places.log(stream).open("rb")
+        except OSError as error:
+            raise RuntimeFailure(ErrorCode.INTERNAL, f"logs of sandbox {sandbox_id}: {error}") from error
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(offset)
+            return LogPiece(file.read(limit), size)
+
+    def usage(self, sandbox_id: str) -> UsageNow:
+        places = self._layout.places(sandbox_id)
+        record = self._load(places)
+        if record is None or record.state not in (EngineState.RUNNING, EngineState.PAUSED, EngineState.CHECKPOINTED):
+            raise not_running(sandbox_id, record)
+        try:
+            pids = 0 if record.state is EngineState.CHECKPOINTED else places.control.count()
+            used = places.volume.used_mb()
+        except (ControlError, ControlLostError, OSError) as error:
+            raise RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id}: {error}") from error
+        return UsageNow(places.cgroup.memory_mb(), places.cgroup.cpu_seconds(), used, pids)
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def _both(self, sandbox_id: str) -> tuple[Slot, Places]:
+        return self._slots.of(sandbox_id), self._layout.places(sandbox_id)
+
+    def _load_by_id(self, sandbox_id: str) -> Record | None:
+        return self._load(self._layout.places(sandbox_id))
+
+    def _load(self, places: Places) -> Record | None:
+        try:
+            return Record.load(places.directory)
+        except ValueError:
+            # It cannot be known what it was; the sweep removes it.
+            log.exception("the record of sandbox %s is damaged", places.sandbox_id)
+            return None
+
+
+def _overtaken(sandbox_id: str) -> RuntimeFailure:
+    return RuntimeFailure(ErrorCode.CONFLICT, f"sandbox {sandbox_id} was deleted while it was started")

@@ -1,0 +1,101 @@
+"""Sandboxes that run: watched for their end, found again after a restart, and settled when they died."""
+
+import logging
+import os
+from datetime import UTC, datetime
+
+from node_agent.host.network import Networks
+from node_agent.runtime.base import Death, EngineState, RuntimeFailure
+from node_agent.runtime.runsc import freezing, launcher
+from node_agent.runtime.runsc.death import judge
+from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.record import Record
+from node_agent.runtime.runsc.slots import Slot
+from node_agent.runtime.runsc.watcher import Watcher
+
+log = logging.getLogger(__name__)
+
+_ALIVE = (EngineState.RUNNING, EngineState.PAUSED)
+
+
+class Supervisor:
+    """Knows when sandboxes end, and writes why."""
+
+    def __init__(self, networks: Networks) -> None:
+        self._networks = networks
+        self._watcher = Watcher()
+
+    def adopt(self, slot: Slot, places: Places, record: Record) -> Record:
+        """Asks the engine for the truth about a recorded sandbox, and watches what runs.  Under the slot's lock.
+
+        Raises:
+            RuntimeFailure: ``BUSY`` when its processes do not end.
+        """
+        if record.state is EngineState.CHECKPOINTED:
+            launcher.kill(places)  # a checkpoint or restore that a crash cut short
+            return record
+        if record.state not in _ALIVE or slot.watch is not None:
+            return record
+        if launcher.alive(places, record.sentry_pid):
+            record = freezing.settle(places, record)
+            self.watch(slot, places, record)
+            return record
+        if places.checkpoint.is_dir():
+            return freezing.settle_checkpoint(places, record)
+        return self._bury(places, record, None)
+
+    def watch(self, slot: Slot, places: Places, record: Record) -> None:
+        """Settles the sandbox when its first process or its kernel ends.  Under the slot's lock."""
+        handle = launcher.sentry_handle(places, record.sentry_pid)
+        if handle is None:
+            handle = _ended_handle()
+        generation = record.generation
+
+        def ended(status: int | None) -> None:
+            self._ended(slot, places, generation, status)
+
+        slot.watch = self._watcher.add(places.control, handle, ended)
+
+    def forget(self, slot: Slot) -> None:
+        """Watches no longer.  Under the slot's lock."""
+        if slot.watch is not None:
+            self._watcher.drop(slot.watch)
+            slot.watch = None
+
+    def close(self) -> None:
+        """Ends the watching of everything."""
+        self._watcher.stop()
+
+    def _ended(self, slot: Slot, places: Places, generation: int, status: int | None) -> None:
+        with slot.lock:
+            record = Record.load(places.directory)
+            if record is not None and record.generation == generation and record.state in _ALIVE:
+                slot.watch = None
+                try:
+                    self._bury(places, record, status)
+                except (OSError, RuntimeFailure):
+                    # The next look at the sandbox, or the agent's next start, tries again.
+                    log.exception("sandbox %s ended and could not be settled", places.sandbox_id)
+        slot.tell()
+
+    def _bury(self, places: Places, record: Record, status: int | None) -> Record:
+        """Writes the death, and frees all but the volume."""
+        death = self._judge(places, status)
+        record.but(state=EngineState.DEAD, death=death).save(places.directory)
+        launcher.kill(places)
+        if record.net is not None:
+            self._networks.remove(record.net)
+        launcher.unmount(places)
+        launcher.forget_files(places)
+        record = record.but(state=EngineState.DEAD, death=death, net=None, sentry_pid=None)
+        record.save(places.directory)
+        return record
+
+    def _judge(self, places: Places, status: int | None) -> Death:
+        full = places.volume.mounted and places.volume.full()
+        return judge(status, oom_kills=places.cgroup.oom_kills(), disk_full=full, ended_at=datetime.now(UTC))
+
+
+def _ended_handle() -> int:
+    """A descriptor that is readable at once, for a kernel that ended before it could be watched."""
+    return os.eventfd(1, os.EFD_CLOEXEC)
