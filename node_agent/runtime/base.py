@@ -236,6 +236,13 @@ class SandboxRuntime(ABC):
         Called once at start, after `found`.  Returns a sentence for each thing removed.
         """
 
+    def close(self) -> None:  # noqa: B027 - an engine that holds nothing on this side has nothing to do
+        """Ends what this object holds in this process: threads, connections.  Sandboxes run on.
+
+        Once no sandbox is left it also removes what served all of them on this host (firewall rules, control groups).
+        Idempotent; nothing may be called afterwards.
+        """
+
     @abstractmethod
     def pause(self, sandbox_id: str) -> None:
         """Freezes all processes.  Idempotent."""
