@@ -95,7 +95,7 @@ def refuse_live_execs(engine: Engine, places: Places) -> None:
     if execs:
         raise RuntimeFailure(
             ErrorCode.CONFLICT,
-            f"sandbox {places.sandbox_id} has {len(execs)} running execs, and a checkpoint would lose them; end them first",
+            f"sandbox {places.sandbox_id} has {len(execs)} running execs, which a checkpoint loses; end them first",
         )
 
 

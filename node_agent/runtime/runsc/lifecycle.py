@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
@@ -17,6 +18,10 @@ from node_agent.runtime.runsc import bundle, files, launcher
 from node_agent.runtime.runsc.engine import Guard, Runsc
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
+
+
+class MissingDirectoryError(Exception):
+    """The working directory is not in the image."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class Host:
     resolvers: tuple[str, ...]
 
 
+_REFUSALS: Final = (accounts.UnknownAccountError, bundle.UnknownCapabilityError, MissingDirectoryError)
+
+
 def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Record:
     """Everything from an empty directory, or the workspace of an earlier generation, to a running first process.
 
@@ -45,7 +53,7 @@ def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Imag
     record.save(places.directory, durable=True)
     try:
         record = _prepare(host, places, record, image, root)
-    except (OSError, accounts.UnknownAccountError, bundle.UnknownCapabilityError) as error:
+    except (OSError, *_REFUSALS) as error:
         raise _not_started(places, error) from error
     _refuse_if_cancelled(guard, places)
     network = record.net is not None
@@ -77,6 +85,9 @@ def _prepare(host: Host, places: Places, record: Record, image: Image, root: Pat
     files.prepare_workspace(places, account)
     files.prepare_logs(places)
     process = bundle.first_process(spec, image, account)
+    if not files.has_directory(places, spec, process.working_dir):
+        # runsc itself would make it, as root; a mistyped directory has to be told.
+        raise MissingDirectoryError(f"its working directory {process.working_dir} is not there")
     launcher.write_bundle(places, bundle.config(spec, process, _host_side(host, places, net)))
     return record.but(working_dir=process.working_dir, account=account)
 
