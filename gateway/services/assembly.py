@@ -1,6 +1,7 @@
 """All services of one gateway, put together and run."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Self
 
@@ -102,7 +103,11 @@ class Services:
 
 
 def build(
-    settings: GatewaySettings, node_gateway: NodeGateway, clock: Clock | None = None, new_id: NewId = random_id
+    settings: GatewaySettings,
+    node_gateway: NodeGateway,
+    clock: Clock | None = None,
+    new_id: NewId = random_id,
+    open_database: Callable[[str], Database] = Database.open,
 ) -> Services:
     """The services over the database of ``settings``: it is made or migrated first (blocking).
 
@@ -113,7 +118,7 @@ def build(
     lock = lock_state(settings.state_dir)
     try:
         secret = node_secret(settings.state_dir)
-        db = Database.open(settings.url)
+        db = open_database(settings.url)
     except BaseException:
         lock.close()
         raise
