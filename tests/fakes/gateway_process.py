@@ -1,0 +1,87 @@
+"""A gateway as a process of its own, started as `sandboxes gateway run`, on a free port of the loopback."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_LISTENS = re.compile(r"the gateway listens on (http://\S+)")
+
+
+def sandboxes(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """One run of the command line."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def new_token(state_dir: Path, scope: str) -> str:
+    """A token, made in the database."""
+    made = sandboxes("token", "create", "--name", f"test-{scope}", "--scope", scope, "--state-dir", str(state_dir))
+    assert made.returncode == 0, made.stderr
+    return made.stdout.strip()
+
+
+@dataclass
+class GatewayProcess:
+    """A gateway that runs.  ``log`` holds what it said so far."""
+
+    url: str
+    state_dir: Path
+    process: "subprocess.Popen[str]"
+    log: list[str]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Sends the signal and answers the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@contextlib.contextmanager
+def gateway_process(state_dir: Path, port: int = 0) -> Iterator[GatewayProcess]:
+    """Runs until the ``with`` block ends; needs a token in the database."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.cli", "gateway", "run", "--port", str(port), "--state-dir", str(state_dir)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log: list[str] = []
+    listens = threading.Event()
+    assert process.stderr is not None
+    stderr = process.stderr
+
+    def read() -> None:
+        for line in stderr:
+            log.append(line)
+            if _LISTENS.search(line):
+                listens.set()
+        listens.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert listens.wait(30)
+        found = [_LISTENS.search(line) for line in log]
+        urls = [match[1] for match in found if match]
+        assert urls, "".join(log)
+        yield GatewayProcess(urls[0], state_dir, process, log)
+    finally:
+        process.kill()
+        process.wait(20)
+        reader.join(20)
+        stderr.close()

@@ -1,0 +1,252 @@
+"""A real gateway process and a real node agent (over the fake runtime): the whole way, as clients go it."""
+
+import base64
+import hashlib
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import requests
+
+from gateway.client import GatewayClient, GatewayError
+from gateway.wire import limits
+from gateway.wire.errors import ErrorBody, ErrorCode
+from gateway.wire.nodes import JoinTokenRequest
+from gateway.wire.states import SandboxState
+from gateway.wire.tokens import Scope, TokenRequest
+from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token
+from tests.fakes.node import NodeUnderTest, served
+
+
+@dataclass
+class Fleet:
+    """One gateway and one node."""
+
+    gateway: GatewayProcess
+    node: NodeUnderTest
+    operator: GatewayClient
+    session: requests.Session
+
+    def call(self, method: str, path: str, **more: Any) -> requests.Response:
+        return self.session.request(method, self.gateway.url + path, timeout=30, **more)
+
+    def create(self, sandbox_id: str, **more: Any) -> requests.Response:
+        spec = {"id": sandbox_id, "image": "fake", "memory_mb": 64, "disk_mb": 64, "cpus": 0.1, **more}
+        return self.call("POST", "/v1/sandboxes", json=spec)
+
+    def old_exec(
+        self, sandbox_id: str, command: list[str], text: str | None = None
+    ) -> tuple[int | None, str, list[Any]]:
+        """As the SDK in the field does it: start, feed, poll until terminal and then once more."""
+        body = {"command": command, "env": {}, "working_dir": None, "stdin": text is not None, "tty": False}
+        session = self.call("POST", f"/v1/sandboxes/{sandbox_id}/exec", json=body).json()["session"]
+        path = f"/v1/exec/{session['id']}"
+        if text is not None:
+            assert self.call("POST", f"{path}/stdin", json={"data": text, "eof": True}).ok
+        events: list[Any] = []
+        final = False
+        while True:
+            query = {"after": len(events), "limit": 100, "wait_seconds": 0.2 if final else 1.0}
+            answer = self.call("GET", f"{path}/events", params=query).json()
+            events += answer["events"]
+            assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+            if final and not answer["events"]:
+                break
+            final = answer["session"]["status"] in {"exited", "failed"}
+        stdout = "".join(event["data"] for event in events if event["stream"] == "stdout")
+        return answer["session"]["exit_code"], stdout, events
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    state = tmp_path_factory.mktemp("gateway")
+    root = tmp_path_factory.mktemp("node")
+    operator_token, client_token = new_token(state, "operator"), new_token(state, "client")
+    with gateway_process(state) as gateway:
+        operator = GatewayClient(gateway.url, operator_token)
+        join = operator.join_token(JoinTokenRequest(instance="test", pool="cpu"))
+        (root / "join-token").write_text(join.token)
+        with (
+            served(root, connect=GatewayClient, given={"gateway_url": gateway.url}) as node,
+            requests.Session() as session,
+        ):
+            session.headers["X-UCloud-Sandbox-Token"] = client_token
+            yield Fleet(gateway, node, operator, session)
+            node.remove_all()
+
+
+@pytest.fixture(scope="module")
+def box(fleet: Fleet) -> str:
+    answer = fleet.create("box")
+    assert answer.status_code == 201, answer.text
+    return "box"
+
+
+def test_the_node_is_there(fleet: Fleet, box: str) -> None:
+    nodes = fleet.operator.nodes()
+    assert [node.instance for node in nodes] == ["test"]
+    record = fleet.operator.sandbox(box)
+    assert (record.state, record.node_id) == (SandboxState.RUNNING, nodes[0].id)
+    assert [sandbox.id for sandbox in fleet.operator.sandboxes()] == [box]
+
+
+def test_sixteen_creates_of_one_id_make_one_sandbox(fleet: Fleet) -> None:
+    name = f"s-{uuid4().hex[:8]}"
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: fleet.create(name), range(16)))
+    assert {answer.status_code for answer in answers} == {200, 201}
+    assert len({answer.json()["sandbox"]["operation_id"] for answer in answers}) == 1
+    other = fleet.create(name, labels={"a": "b"})
+    assert (other.status_code, other.json()["code"]) == (409, "spec_conflict")
+    assert fleet.call("DELETE", f"/v1/sandboxes/{name}").json()["ok"] is True
+    again = fleet.call("DELETE", f"/v1/sandboxes/{name}")
+    assert again.status_code == 200
+
+
+def test_exec_as_the_sdk_in_the_field_polls_it(fleet: Fleet, box: str) -> None:
+    code, stdout, events = fleet.old_exec(box, ["sh", "-c", "echo one; echo two >&2; exit 3"])
+    assert (code, stdout) == (3, "one\n")
+    assert events[-1]["stream"] == "exit"
+    code, stdout, _ = fleet.old_exec(box, ["cat"], text="fed through stdin")
+    assert (code, stdout) == (0, "fed through stdin")
+
+
+def test_exec_in_one_round_trip(fleet: Fleet, box: str) -> None:
+    answer = fleet.call("POST", f"/v1/sandboxes/{box}/exec?wait_seconds=10", json={"command": ["echo", "hi"]})
+    body = answer.json()
+    assert (answer.status_code, body["session"]["exit_code"]) == (201, 0)
+    assert "".join(event["data"] for event in body["events"] if event["stream"] == "stdout") == "hi\n"
+
+
+def test_input_after_the_end_is_no_error(fleet: Fleet, box: str) -> None:
+    body = {"command": ["true"], "stdin": True}
+    session = fleet.call("POST", f"/v1/sandboxes/{box}/exec?wait_seconds=10", json=body).json()["session"]
+    for what, content in (("stdin", {"data": "late"}), ("close-stdin", None), ("signal", {"signal": 15})):
+        assert fleet.call("POST", f"/v1/exec/{session['id']}/{what}", json=content).status_code == 200
+
+
+def test_stream_and_signal(fleet: Fleet, box: str) -> None:
+    body = {"command": ["sh", "-c", "echo begun; sleep 60"]}
+    session = fleet.call("POST", f"/v1/sandboxes/{box}/exec", json=body).json()["session"]["id"]
+    with fleet.call("GET", f"/v1/exec/{session}/stream", stream=True) as answer:
+        lines = answer.iter_lines(chunk_size=1)
+        for line in lines:
+            if b"begun" in line:
+                break
+        assert fleet.call("POST", f"/v1/exec/{session}/signal", json={"signal": 9}).ok
+        rest = list(lines)
+    assert b'"exit_code":137' in rest[-1]
+
+
+def test_files_both_ways_by_hash(fleet: Fleet, box: str) -> None:
+    for size in (0, 1, limits.MIB, 40 * limits.MIB + 1):
+        content = hashlib.shake_128(str(size).encode()).digest(size)
+        params = {"path": f"/workspace/a b/é'\"{size}"}
+        put = fleet.call("PUT", f"/v1/sandboxes/{box}/files", params=params, data=content)
+        assert (put.status_code, put.json()["size"]) == (200, size), put.text
+        assert fleet.call("GET", f"/v1/sandboxes/{box}/files", params=params).content == content
+    absent = fleet.call("GET", f"/v1/sandboxes/{box}/files", params={"path": "/workspace/none"})
+    assert ErrorBody.model_validate_json(absent.content).code is ErrorCode.FILE_NOT_FOUND
+
+
+def test_pause_is_undone_by_an_exec(fleet: Fleet, box: str) -> None:
+    assert fleet.call("POST", f"/v1/sandboxes/{box}/pause").json()["sandbox"]["state"] == "paused"
+    code, stdout, _ = fleet.old_exec(box, ["echo", "awake"])
+    assert (code, stdout) == (0, "awake\n")
+    assert fleet.operator.sandbox(box).state is SandboxState.RUNNING
+
+
+def test_restart_keeps_the_workspace_and_ends_sessions(fleet: Fleet) -> None:
+    name = f"s-{uuid4().hex[:8]}"
+    fleet.create(name)
+    params = {"path": "/workspace/x"}
+    fleet.call("PUT", f"/v1/sandboxes/{name}/files", params=params, data=b"kept")
+    old = fleet.call("POST", f"/v1/sandboxes/{name}/exec?wait_seconds=5", json={"command": ["true"]}).json()["session"]
+    assert fleet.call("POST", f"/v1/sandboxes/{name}/restart").json()["sandbox"]["generation"] == 2
+    assert fleet.call("GET", f"/v1/sandboxes/{name}/files", params=params).content == b"kept"
+    lost = fleet.call("GET", f"/v1/exec/{old['id']}/events")
+    assert (lost.status_code, lost.json()["code"]) == (410, "exec_lost")
+    fleet.call("DELETE", f"/v1/sandboxes/{name}")
+
+
+def test_logs_and_usage(fleet: Fleet) -> None:
+    name = f"s-{uuid4().hex[:8]}"
+    fleet.create(name, command=["echo", "first"])
+    read = b""
+    while read != b"first\n":
+        answer = fleet.call("GET", f"/v1/sandboxes/{name}/logs", params={"stream": "stdout", "offset": len(read)})
+        assert answer.status_code == 200, answer.text
+        read += base64.b64decode(answer.json()["data"])
+    fleet.call("DELETE", f"/v1/sandboxes/{name}")
+    assert fleet.call("GET", "/v1/sandboxes/box/usage").json()["pids"] >= 0
+
+
+def test_unknown_things_are_not_found(fleet: Fleet, box: str) -> None:
+    assert fleet.call("GET", "/v1/sandboxes/never").json()["code"] == "sandbox_not_found"
+    assert fleet.call("POST", "/v1/sandboxes/never/exec", json={"command": ["x"]}).json()["code"] == "sandbox_not_found"
+    assert fleet.call("GET", f"/v1/exec/exec-{'0' * 32}.1.never").json()["code"] == "sandbox_not_found"
+    assert fleet.call("GET", f"/v1/exec/exec-{'0' * 32}.1.{box}").json()["code"] == "exec_not_found"
+    assert fleet.call("DELETE", "/v1/sandboxes/never").json() == {"ok": True, "deleted": False}
+
+
+def test_a_shape_that_never_fits(fleet: Fleet) -> None:
+    answer = fleet.create(f"s-{uuid4().hex[:8]}", runtime="docker", gpus=60)
+    assert answer.status_code in {422, 503}
+    assert ErrorBody.model_validate_json(answer.content).requested_resources or answer.status_code == 503
+
+
+def test_tokens_are_made_and_revoked_over_http(fleet: Fleet) -> None:
+    made = fleet.operator.create_token(TokenRequest(name="short", scope=Scope.CLIENT))
+    mine = GatewayClient(fleet.gateway.url, made.token)
+    assert mine.sandbox("box").id == "box"
+    fleet.operator.revoke_token(made.record.id)
+    with pytest.raises(GatewayError) as refused:
+        mine.sandbox("box")
+    assert refused.value.code is ErrorCode.UNAUTHORIZED
+    with pytest.raises(GatewayError) as unknown:
+        fleet.operator.revoke_token("none")
+    assert unknown.value.code is ErrorCode.NOT_FOUND
+
+
+def test_a_join_token_works_once(fleet: Fleet) -> None:
+    answer = requests.post(
+        f"{fleet.gateway.url}/v1/nodes/register",
+        headers={"Authorization": f"Bearer {(fleet.node.node._settings.root / 'join-token').read_text()}"},
+        json={"node_url": "http://127.0.0.1:2", "instance": "test", "agent_version": "1", "total": {}, "runtimes": []},
+        timeout=10,
+    )
+    assert answer.json()["code"] == "token_used"
+
+
+def test_a_stop_is_prompt_and_clean(tmp_path: Path) -> None:
+    token = new_token(tmp_path, "client")
+    with gateway_process(tmp_path) as gateway:
+        answers: list[requests.Response] = []
+
+        def create() -> None:
+            answers.append(
+                requests.post(
+                    f"{gateway.url}/v1/sandboxes",
+                    json={"id": "box", "image": "x"},
+                    headers={"Authorization": f"Bearer {token}"},
+                    timeout=30,
+                )
+            )
+
+        # No node is there, so this create waits.
+        caller = threading.Thread(target=create)
+        caller.start()
+        client = GatewayClient(gateway.url, token)
+        while not list(client.sandboxes()):
+            pass
+        assert gateway.end(signal.SIGTERM) == 0
+        caller.join(10)
+        body = ErrorBody.model_validate_json(answers[0].content)
+        assert (answers[0].status_code, body.code, body.retryable) == (503, ErrorCode.BUSY, True)
+    assert not [line for line in gateway.log if "Traceback" in line], "".join(gateway.log)
