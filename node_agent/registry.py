@@ -79,11 +79,7 @@ class Registry:
         Raises:
             ApiError: as `find`; ``CREATE_IN_PROGRESS``; ``SANDBOX_NOT_RUNNING``.
         """
-        sandbox = self.find(sandbox_id, generation)
-        if sandbox.state is SandboxState.CREATING:
-            raise ApiError(
-                ErrorCode.CREATE_IN_PROGRESS, f"sandbox {sandbox_id} is still being created", sandbox_id=sandbox_id
-            )
+        sandbox = self._settled(sandbox_id, generation).sandbox
         if sandbox.state is not SandboxState.RUNNING:
             raise not_running(sandbox)
         return self._runtimes[sandbox.runtime], sandbox
@@ -151,12 +147,12 @@ class Registry:
 
     def pause(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
         """Freezes the sandbox.  Idempotent.  The future fails with `ApiError`."""
-        entry = self._entry(sandbox_id, generation)
+        entry = self._settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.RUNNING, SandboxState.PAUSED)
 
     def resume(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
         """Lets the sandbox go on.  Idempotent.  The future fails with `ApiError`."""
-        entry = self._entry(sandbox_id, generation)
+        entry = self._settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.PAUSED, SandboxState.RUNNING)
 
     def adopt(self) -> None:
@@ -186,6 +182,14 @@ class Registry:
             )
         if generation is not None and entry.generation > generation:
             raise newer(entry, generation)
+        return entry
+
+    def _settled(self, sandbox_id: str, generation: int | None) -> Entry:
+        entry = self._entry(sandbox_id, generation)
+        if entry.sandbox.state is SandboxState.CREATING:
+            raise ApiError(
+                ErrorCode.CREATE_IN_PROGRESS, f"sandbox {sandbox_id} is still being created", sandbox_id=sandbox_id
+            )
         return entry
 
     def _admit(self, order: Order, runtime: RuntimeName, present: Entry | None) -> None:

@@ -178,5 +178,7 @@ async def _batch(receive: Receive) -> bytes:
 
 
 def _end(process: ExecProcess) -> None:
-    process.kill()
-    process.close()
+    try:
+        process.kill()
+    finally:
+        process.close()

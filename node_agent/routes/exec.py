@@ -17,7 +17,7 @@ from node_agent.errors import ApiError, bad_field
 from node_agent.exec.session import Session
 from node_agent.exec.sessions import wait_until
 from node_agent.middleware import send_error
-from node_agent.routes.shared import MAX_GENERATION, Parts, PartsOf, answer, blocking, body
+from node_agent.routes.shared import MAX_GENERATION, Parts, PartsOf, answer, blocking, body, disconnected
 from node_agent.routes.shared import parts as parts_of
 
 router = APIRouter()
@@ -123,7 +123,7 @@ class EventStream:
             return
         headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         pour = asyncio.ensure_future(_pour(parts, session, after, send))
         await asyncio.wait([gone, pour], return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
@@ -158,11 +158,6 @@ async def _pour(parts: Parts, session: Session, after: int, send: Send) -> bool:
 async def _send_lines(send: Send, lines: list[StreamLine]) -> None:
     content = b"".join(line.model_dump_json(exclude_none=True).encode() + b"\n" for line in lines)
     await send({"type": "http.response.body", "body": content, "more_body": True})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _after(request: Request) -> int:

@@ -1,5 +1,7 @@
 """One file at a time, raw bytes, streamed.  Raw ASGI, so that nothing is buffered on the way."""
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -9,7 +11,7 @@ from node_agent.errors import ApiError, bad_field
 from node_agent.files.scripts import path_problem
 from node_agent.files.transfer import ClientGone, Place
 from node_agent.middleware import send_error
-from node_agent.routes.shared import MAX_GENERATION, answer
+from node_agent.routes.shared import MAX_GENERATION, answer, disconnected
 from node_agent.routes.shared import parts as parts_of
 
 
@@ -67,10 +69,16 @@ async def _download(request: Request, place: Place, send: Send) -> None:
             (b"content-length", str(file.size).encode()),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        gone = asyncio.ensure_future(disconnected(request.receive))
         sent = 0
-        async for piece in file.pieces():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            sent += len(piece)
+        try:
+            async for piece in file.pieces():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                sent += len(piece)
+                if gone.done():  # the server swallows what is sent to nobody
+                    raise ClientGone
+        finally:
+            gone.cancel()
         if sent != file.size:
             raise ApiError(ErrorCode.INTERNAL, f"{place.path!r} became shorter while it was read")
         await send({"type": "http.response.body", "body": b""})

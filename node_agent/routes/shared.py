@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
+from starlette.types import Receive
 
 from gateway.wire.errors import ErrorCode, FieldError
 from node_agent.errors import ApiError
@@ -84,3 +85,9 @@ async def blocking(executor: Executor, sandbox_id: str, call: Callable[[], T]) -
         return await asyncio.get_running_loop().run_in_executor(executor, call)
     except RuntimeFailure as failure:
         raise ApiError(failure.code, failure.message, sandbox_id=sandbox_id, reason=failure.reason) from failure
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has left; only for requests whose body is read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -117,6 +117,11 @@ class NodeUnderTest:
         order = {"session_id": session, "generation": generation, "exec": {"command": command} | wish}
         return self.call("POST", f"/v1/sandboxes/{sandbox_id}/exec", params={"wait_seconds": wait}, json=order)
 
+    def remove_all(self) -> None:
+        """Leaves no process of a fake sandbox behind."""
+        for sandbox in self.runtime.found():
+            self.runtime.delete(sandbox.order.sandbox_id)
+
     def events(self, session: str, after: int = 0, *, wait: float = 20, limit: int = 1000) -> dict[str, object]:
         """One read of events."""
         query = {"after": after, "wait_seconds": wait, "limit": limit}

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,6 +51,8 @@ class FakeControls:
     """A create waits for this, as for a slow image."""
     creating: threading.Event = field(default_factory=threading.Event)
     """Set when a create has come as far as the gate."""
+    deleting: threading.Event = field(default_factory=threading.Event)
+    """Set once a delete has taken the order away."""
     fail_creates: list[RuntimeFailure] = field(default_factory=list)
     """Each create takes one of these and fails with it."""
     fail_deletes: list[RuntimeFailure] = field(default_factory=list)
@@ -108,7 +111,8 @@ class FakeProcess(ExecProcess):
 
     def signal(self, number: int) -> None:
         if self._popen.poll() is None:
-            os.killpg(self._popen.pid, number)
+            with suppress(ProcessLookupError):  # it was reaped meanwhile
+                os.killpg(self._popen.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
@@ -181,6 +185,7 @@ class FakeRuntime(SandboxRuntime):
         with self._lock:
             (self._home(sandbox_id) / "order.json").unlink(missing_ok=True)
             (self._home(sandbox_id) / "pid").unlink(missing_ok=True)
+        self.controls.deleting.set()
         self._kill_all(sandbox_id)
         shutil.rmtree(self._home(sandbox_id), ignore_errors=True)
 

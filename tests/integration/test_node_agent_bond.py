@@ -1,0 +1,380 @@
+"""The node's bond with its gateway: registration, heartbeats, and what survives a restart."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from gateway.client import GatewayError, GatewayUnreachableError
+from gateway.wire.errors import ErrorBody, ErrorCode
+from gateway.wire.nodes import HeartbeatAnswer, Removal
+from gateway.wire.states import DeathReason
+from tests.fakes.node import FakeGateway, NodeUnderTest, served
+from tests.fakes.runtime import FakeRuntime
+
+
+def refusal(status: int, code: ErrorCode) -> GatewayError:
+    body = ErrorBody(error="refused", code=code)
+    return GatewayError("refused", status=status, body=body, retryable=False, retry_after=None)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "node"
+    fake = FakeRuntime(tmp_path / "node" / "fake")
+    for sandbox in fake.found():
+        fake.delete(sandbox.order.sandbox_id)
+
+
+@pytest.fixture(autouse=True)
+def fast_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node_agent.agent.FIRST_BACKOFF", 0.01)
+
+
+def test_registers_once_and_keeps_its_credential_for_root_only(root: Path) -> None:
+    gateway = FakeGateway()
+    for _ in range(2):
+        with served(root, gateway=gateway):
+            pass
+    assert len(gateway.registered) == 1
+    assert set(gateway.tokens) == {"join-1", "credential"}
+    assert (root / "identity.json").stat().st_mode & 0o777 == 0o600
+    told = gateway.registered[0]
+    assert told.total.memory_mb == 10_000
+    assert [report.name for report in told.runtimes] == ["runsc"]
+
+
+def test_heartbeats_are_complete_and_counted(root: Path) -> None:
+    with served(root) as node:
+        node.create("a")
+        node.exec("a", ["sleep", "60"], wait=0)
+        node.gateway.wait_for("running", lambda: node.gateway.seen("a") == "running")
+        node.node.agent.poke()
+        node.gateway.wait_for("a live exec", lambda: node.gateway.heartbeats[-1].inventory[0].live_execs == 1)
+        beats = node.gateway.heartbeats
+        assert [beat.sequence for beat in beats] == list(range(1, len(beats) + 1))
+        assert len({beat.boot_id for beat in beats}) == 1
+        assert beats[-1].reserved.memory_mb == 64
+        assert beats[-1].images == ["sha256:fake"]
+
+
+def test_a_death_is_told_at_once(root: Path) -> None:
+    gateway = FakeGateway(answer=HeartbeatAnswer(heartbeat_seconds=3600.0))
+    with served(root, gateway=gateway) as node:
+        node.create("a")
+        node.runtime.die("a", DeathReason.OOM, "too much")
+        gateway.wait_for("failed", lambda: gateway.seen("a") == "failed")
+        item = gateway.heartbeats[-1].inventory[0]
+        assert (item.reason, item.detail, item.exit_code) == (DeathReason.OOM, "too much", 137)
+        assert gateway.heartbeats[-1].reserved.memory_mb == 0
+
+
+def test_removes_what_the_gateway_does_not_own_in_that_generation_only(root: Path) -> None:
+    with served(root) as node:
+        node.create("old")
+        node.create("new", generation=2)
+        node.gateway.answer = HeartbeatAnswer(
+            heartbeat_seconds=0.05,
+            remove=[Removal(sandbox_id="old", generation=1), Removal(sandbox_id="new", generation=1)],
+        )
+        node.node.agent.poke()
+        node.gateway.wait_for("old is gone", lambda: node.gateway.seen("old") is None)
+        assert node.gateway.seen("new") == "running"
+
+
+def test_a_draining_node_refuses_new_ones_and_goes_on(root: Path) -> None:
+    with served(root) as node:
+        node.create("here")
+        node.gateway.answer = HeartbeatAnswer(heartbeat_seconds=0.05, draining=True)
+        node.node.agent.poke()
+        node.gateway.wait_for("draining", lambda: node.gateway.heartbeats[-1].draining)
+        answer = node.create("more")
+        assert (answer.status_code, answer.json()["code"]) == (503, "node_refused")
+        assert node.exec("here", ["true"]).json()["session"]["exit_code"] == 0
+        assert node.create("here", generation=2).status_code == 200
+        assert requests.get(f"{node.url}/healthz", timeout=10).json()["state"] == "draining"
+
+
+def test_an_unreachable_gateway_costs_no_sandbox(root: Path) -> None:
+    with served(root) as node:
+        node.create("a")
+        before = len(node.gateway.heartbeats)
+        node.gateway.errors = [GatewayUnreachableError("away")] * 3
+        node.node.agent.poke()
+        node.gateway.wait_for("it is back", lambda: len(node.gateway.heartbeats) > before)
+        assert node.exec("a", ["true"]).json()["session"]["exit_code"] == 0
+
+
+def test_a_refused_credential_registers_again_with_a_new_join_token(root: Path) -> None:
+    with served(root) as node:
+        node.create("a")
+        node.gateway.errors = [refusal(401, ErrorCode.UNAUTHORIZED)]
+        node.node.agent.poke()
+        node.gateway.wait_for("the refusal", lambda: not node.gateway.errors)
+        assert len(node.gateway.registered) == 1
+        (root / "join-token").write_text("join-2")
+        node.node.agent.poke()
+        node.gateway.wait_for("registered again", lambda: len(node.gateway.registered) == 2)
+        node.gateway.wait_for("told again", lambda: node.gateway.tokens[-1] == "credential")
+        assert "join-2" in node.gateway.tokens
+        assert node.exec("a", ["true"]).status_code == 200
+
+
+def test_nobody_is_let_in_before_registration(root: Path) -> None:
+    gateway = FakeGateway(errors=[GatewayUnreachableError("away")] * 1000)
+    with served(root, gateway=gateway, connect=gateway.connect) as node:
+        assert node.create("a").status_code == 401
+        assert requests.get(f"{node.url}/healthz", timeout=10).json() == {
+            "ok": True,
+            "node_id": None,
+            "state": "starting",
+        }
+
+
+def test_a_restart_adopts_what_runs_and_tells_what_died_meanwhile(root: Path) -> None:
+    with served(root) as node:
+        node.create("lives")
+        node.create("dies")
+        node.create("sleeps")
+        node.call("POST", "/v1/sandboxes/sleeps/pause")
+        session = node.exec("lives", ["sh", "-c", "echo before; sleep 60"], wait=0).json()["session"]["id"]
+        ended = node.exec("lives", ["sh", "-c", "echo done; exit 3"]).json()
+        told = node.events(session, 1)
+        assert told["events"]
+    node.runtime.die("dies", DeathReason.OOM, "too much")
+    with served(root) as node:
+        states = {i.sandbox_id: i.state.value for i in node.gateway.heartbeats[0].inventory}
+        assert states == {"lives": "running", "dies": "failed", "sleeps": "paused"}
+        assert node.exec("lives", ["true"]).json()["session"]["exit_code"] == 0
+        assert node.create("lives").json()["sandbox"]["generation"] == 1
+        again = node.events(session)
+        assert [e["data"] for e in again["events"] if e["stream"] == "stdout"] == ["before\n"]  # type: ignore[attr-defined]
+        final = node.call("GET", f"/v1/exec/{session}").json()["session"]
+        assert (final["status"], final["exit_code"]) == ("failed", -1)
+        assert final["error"] == "the node agent restarted; how the process ended is unknown"
+        assert again["events"][-1]["stream"] == "exit"  # type: ignore[index]
+        replayed = node.events(ended["session"]["id"])
+        assert replayed["events"] == ended["events"]
+        node.runtime.die("lives", DeathReason.OOM, "later")
+        node.gateway.wait_for("an adopted death", lambda: node.gateway.seen("lives") == "failed")
+
+
+def test_a_create_cut_by_the_agents_end_goes_on_after_the_restart(root: Path) -> None:
+    runtime = FakeRuntime(root / "fake")
+    gate = runtime.controls.create_gate = threading.Event()
+    with served(root, runtime=runtime) as node:
+        threading.Thread(target=_quietly, args=(node, "half")).start()
+        assert runtime.controls.creating.wait(10)
+    with served(root) as node:
+        node.gateway.wait_for("running", lambda: node.gateway.seen("half") == "running")
+    runtime.controls.create_gate = None
+    gate.set()
+
+
+def _quietly(node: NodeUnderTest, sandbox_id: str) -> None:
+    try:
+        node.create(sandbox_id)
+    except requests.RequestException:
+        return
+
+
+def test_cleanup_on_exit_leaves_nothing(root: Path) -> None:
+    with served(root, given={"cleanup_on_exit": True}) as node:
+        node.create("a")
+        node.exec("a", ["sleep", "60"], wait=0)
+    assert node.runtime.found() == []
+    assert node.runtime._pids("a") == []
+
+
+# -- a process of its own ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import logging, sys
+from pathlib import Path
+from node_agent import main
+from node_agent.settings import SettingsError, load_settings
+from node_agent.start import StartError
+from tests.fakes.runtime import FakeRuntime
+logging.basicConfig(level=logging.INFO)
+try:
+    settings = load_settings(Path(sys.argv[1]))
+    main.run(settings, {"runsc": lambda s: FakeRuntime(s.root / "fake")})
+except (SettingsError, StartError) as error:
+    print(error, file=sys.stderr)
+    main.leave(1)
+main.leave(0)
+"""
+
+
+def spawn(home: Path, /, **settings: object) -> "subprocess.Popen[str]":
+    home.mkdir(parents=True, exist_ok=True)
+    values = {"gateway_url": "http://127.0.0.1:1", "root": str(home), "runtimes": ["runsc"]} | settings
+    config = home / "node.toml"
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(config)], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def healthy(port: int, process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 20
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline
+        try:
+            requests.get(f"http://127.0.0.1:{port}/healthz", timeout=5)
+        except requests.ConnectionError:
+            continue
+        return
+
+
+def identity(root: Path) -> None:
+    root.mkdir(parents=True)
+    kept = {
+        "node_id": "node-1",
+        "credential": "c",
+        "control_token": "control",
+        "gateway_url": "http://127.0.0.1:1",
+        "join_token_sha256": "",
+    }
+    (root / "identity.json").write_text(json.dumps(kept))
+
+
+def call(port: int, method: str, path: str, **options: object) -> requests.Response:
+    return requests.request(
+        method,
+        f"http://127.0.0.1:{port}{path}",
+        headers={"Authorization": "Bearer control"},
+        timeout=20,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_sandboxes_and_histories_survive_a_sigkill_of_the_agent(root: Path) -> None:
+    identity(root)
+    port = free_port()
+    order = {"generation": 1, "operation_id": "o", "runtime": "runsc", "spec": {"id": "a", "image": "fake"}}
+    session = f"exec-{'b' * 32}.1.a"
+    wish = {"session_id": session, "generation": 1, "exec": {"command": ["sh", "-c", "echo kept; sleep 60"]}}
+    first = spawn(root, port=port)
+    try:
+        healthy(port, first)
+        assert call(port, "PUT", "/v1/sandboxes/a", json=order).status_code == 200
+        call(port, "POST", "/v1/sandboxes/a/exec", json=wish)
+        events = call(port, "GET", f"/v1/exec/{session}/events?after=1&wait_seconds=10").json()
+        assert events["events"][0]["data"] == "kept\n"
+    finally:
+        first.kill()
+        first.communicate(timeout=10)
+    second = spawn(root, port=port)
+    try:
+        healthy(port, second)
+        assert call(port, "PUT", "/v1/sandboxes/a", json=order).json()["sandbox"]["state"] == "running"
+        told = call(port, "GET", f"/v1/exec/{session}/events").json()
+        assert [e["stream"] for e in told["events"]] == ["status", "stdout", "error", "exit"]
+        assert told["session"]["exit_code"] == -1
+    finally:
+        second.send_signal(signal.SIGTERM)
+        second.communicate(timeout=20)
+    assert second.returncode == 0
+    assert len(FakeRuntime(root / "fake").found()) == 1
+
+
+def test_sigterm_ends_waiting_calls_and_the_process(root: Path) -> None:
+    identity(root)
+    port = free_port()
+    process = spawn(root, port=port)
+    healthy(port, process)
+    order = {"generation": 1, "operation_id": "o", "runtime": "runsc", "spec": {"id": "a", "image": "fake"}}
+    session = f"exec-{'b' * 32}.1.a"
+    wish = {"session_id": session, "generation": 1, "exec": {"command": ["sleep", "60"]}}
+    assert call(port, "PUT", "/v1/sandboxes/a", json=order).status_code == 200
+    call(port, "POST", "/v1/sandboxes/a/exec", json=wish)
+    told: list[int] = []
+
+    def poll() -> None:
+        told.append(call(port, "GET", f"/v1/exec/{session}/events?after=1&wait_seconds=20").status_code)
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    while not told and not _waiting(port):
+        assert thread.is_alive()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=15)
+    thread.join(10)
+    assert (process.returncode, told) == (0, [200])
+
+
+def _waiting(port: int) -> bool:
+    """Whether a second connection to the port is established: the poll."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    return any(f":{port:04X} " in line.split()[1] + " " and line.split()[3] == "01" for line in lines[1:])
+
+
+def test_what_keeps_the_agent_from_starting_is_one_sentence(root: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = spawn(root, port=taken.getsockname()[1])
+        _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "cannot listen on 127.0.0.1 port" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"surprise": 1}, "surprise"),
+        ({"port": "many"}, "port"),
+        ({"root": "/proc/nowhere"}, "/proc/nowhere"),
+        ({"root": "/dev/full/x"}, "/dev/full"),
+    ],
+)
+def test_bad_settings_are_one_sentence(root: Path, settings: dict[str, object], words: str) -> None:
+    process = spawn(root, **settings)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert words in said and "Traceback" not in said
+
+
+def test_two_agents_cannot_share_a_root(root: Path) -> None:
+    identity(root)
+    port = free_port()
+    first = spawn(root, port=port)
+    try:
+        healthy(port, first)
+        second = spawn(root, port=0)
+        _, said = second.communicate(timeout=20)
+        assert second.returncode == 1
+        assert "another node agent runs over" in said
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=20)
+
+
+def test_without_any_engine_nothing_starts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from node_agent.runtime.base import RuntimeFailure
+    from node_agent.start import StartError, probed
+    from tests.fakes.node import node_settings
+
+    root.mkdir()
+    runtime = FakeRuntime(root / "fake")
+    runtime.controls.fail_probe = RuntimeFailure(ErrorCode.UNSUPPORTED, "runsc is not installed")
+    with pytest.raises(StartError, match="runsc is not installed"):
+        probed(node_settings(root), {"runsc": lambda _: runtime})
+    assert list((root / "fake").iterdir()) == []
