@@ -85,17 +85,17 @@ def sysctl_is_visible() -> bool:
 
 
 def run_engine(state_dir: Path, socket: Path) -> int:
-    """Becomes the Docker daemon of this node; returns only when it cannot.
+    """Becomes the Docker daemon of this node; the exit code is the daemon's.
 
     When the socket answers, it is ready.  It ends on SIGTERM, its containers with it.
 
     Raises:
         CommandError: dockerd or runsc is not installed.
+        OSError: it cannot be started.
     """
     socket.parent.mkdir(parents=True, exist_ok=True)
     argv = Engine(state_dir, socket).prepare()
     os.execve(argv[0], argv, os.environ | {"PATH": _ADMIN_PATH})  # noqa: S606 - no shell is wanted
-    return 1
 
 
 def _installed(program: str) -> str:

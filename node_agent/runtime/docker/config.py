@@ -1,0 +1,203 @@
+"""From an order to what Docker is told: pure, and the only place that knows Docker's names for it."""
+
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.wire.limits import MIB
+from gateway.wire.sandboxes import SandboxSpec
+from node_agent.host import cgroup
+from node_agent.host.accounts import Account
+from node_agent.host.busybox import INSIDE as BUSYBOX
+from node_agent.host.images import Image
+from node_agent.runtime.base import Order
+from node_agent.runtime.docker import scripts
+
+STDOUT: Final = "/.sandbox/stdout"
+STDERR: Final = "/.sandbox/stderr"
+
+LABEL: Final = "sandbox-fleet.tag"
+LABEL_ID: Final = "sandbox-fleet.id"
+LABEL_GENERATION: Final = "sandbox-fleet.generation"
+LABEL_OPERATION: Final = "sandbox-fleet.operation"
+LABEL_SPEC: Final = "sandbox-fleet.spec"
+
+RUNTIMES: Final = {"gvisor": "runsc", "runc": "runc"}
+_STAY_UP: Final = (BUSYBOX, "sleep", "2147483647")
+_PERIOD_US: Final = 100_000  # the kernel's default
+_MAX_SHM_MB: Final = 64  # Docker's default
+_UNBOUNDED_PIDS: Final = 32_768
+# gVisor runs each of its processes on several threads of the host, and dies when it cannot start one.  So inside,
+# RLIMIT_NPROC bounds the processes of each user, and the host's bound is a backstop.
+_GVISOR_THREADS: Final = 16
+_GVISOR_BASE_THREADS: Final = 2_048
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the parts of one sandbox lie on the host.
+
+    Attributes:
+        busybox: the static busybox.
+        workspace, stdout, stderr: on the sandbox's volume.
+        volumes: for each volume path that the image declares, a directory on the sandbox's volume.
+        resolver: a resolv.conf for the sandbox; ``None`` without network.
+        network: Docker's network; ``none`` without.
+        account: the user of its processes.
+    """
+
+    busybox: Path
+    workspace: Path
+    stdout: Path
+    stderr: Path
+    volumes: dict[str, Path]
+    resolver: Path | None
+    network: str
+    account: Account
+
+
+@dataclass(frozen=True)
+class Names:
+    """What is called how.
+
+    Attributes:
+        tag: the node's.
+        prefix: of the marks with which the first process tells of its start (`node_agent.runtime.docker.marks`).
+        cgroup_parent: cgroup below which Docker puts the container; empty for Docker's own.
+    """
+
+    tag: str
+    prefix: str
+    cgroup_parent: str
+
+
+def cgroup_parent(tag: str) -> str:
+    """The cgroup of all of this node's containers."""
+    return f"/{cgroup.parent_name(cgroup_tag(tag))}"
+
+
+def cgroup_tag(tag: str) -> str:
+    """The tag under which `node_agent.host.cgroup` knows the group of this runtime's containers."""
+    return f"docker-{tag}"
+
+
+def working_directory(spec: SandboxSpec, image: Image) -> str:
+    """Where the sandbox's processes start."""
+    if spec.working_dir is not None:
+        return spec.working_dir
+    if image.working_dir not in ("", "/"):
+        return image.working_dir
+    return spec.filesystem.workspace_path
+
+
+def resolve_directory(start: str, wanted: str | None) -> str:
+    """An exec's working directory, relative to the sandbox's."""
+    return start if wanted is None else posixpath.join(start, wanted)
+
+
+def user(spec: SandboxSpec, image: Image) -> str:
+    """``uid[:gid]`` or a name, as Docker takes it."""
+    return spec.security.user or image.user or "0"
+
+
+def labels(order: Order, tag: str) -> dict[str, str]:
+    """What a container says about itself: no environment, no command, no secret."""
+    return {
+        LABEL: tag,
+        LABEL_ID: order.sandbox_id,
+        LABEL_GENERATION: str(order.generation),
+        LABEL_OPERATION: order.operation_id,
+        LABEL_SPEC: order.spec_hash,
+    }
+
+
+def container(order: Order, image: Image, place: Place, names: Names) -> dict[str, Any]:
+    """The body of Docker's container create call."""
+    spec = order.spec
+    argv = (*image.entrypoint, *(tuple(spec.command) or image.command)) or _STAY_UP
+    directory = working_directory(spec, image)
+    return {
+        "Image": image.id,
+        "Entrypoint": [BUSYBOX, "sh", "-c", scripts.FIRST, "sh", STDOUT, STDERR, names.prefix, directory, *argv],
+        "Cmd": [],
+        "Env": [f"{key}={value}" for key, value in spec.env.items()],
+        "User": user(spec, image),
+        "WorkingDir": "/",
+        "Labels": labels(order, names.tag),
+        "Healthcheck": {"Test": ["NONE"]},
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "HostConfig": _host_config(spec, place) | {"CgroupParent": names.cgroup_parent},
+    }
+
+
+def _host_config(spec: SandboxSpec, place: Place) -> dict[str, Any]:
+    security = spec.security
+    options = ["no-new-privileges:true"] if security.no_new_privileges else []
+    owner = f"uid={place.account.uid},gid={place.account.gid}"
+    return {
+        "Runtime": RUNTIMES[spec.isolation],
+        "NetworkMode": place.network,
+        # Not NanoCpus: Docker refuses more there than the host has.
+        "CpuPeriod": _PERIOD_US,
+        "CpuQuota": cgroup.cpu_quota(spec.cpus),
+        "Memory": spec.memory_mb * MIB,
+        "MemorySwap": spec.memory_mb * MIB,
+        **_processes(spec),
+        "CapDrop": security.cap_drop,
+        "CapAdd": security.cap_add,
+        "SecurityOpt": options,
+        "ReadonlyRootfs": security.read_only_rootfs,
+        "Init": security.init,
+        "IpcMode": "private",
+        "ShmSize": min(_MAX_SHM_MB, spec.memory_mb) * MIB,
+        "Tmpfs": {
+            "/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.filesystem.tmpfs_mb}m",  # noqa: S108 - the sandbox's
+            "/run": f"rw,nosuid,nodev,mode=755,{owner},size={spec.filesystem.run_tmpfs_mb}m",
+        },
+        "Mounts": _mounts(spec, place),
+        "LogConfig": {"Type": "none", "Config": {}},
+        "RestartPolicy": {"Name": "no"},
+        "DeviceRequests": device_requests(spec.gpus),
+    }
+
+
+def _processes(spec: SandboxSpec) -> dict[str, Any]:
+    limit = spec.security.pids_limit or _UNBOUNDED_PIDS
+    if spec.isolation == "runc":
+        return {"PidsLimit": limit}
+    return {
+        "PidsLimit": limit * _GVISOR_THREADS + _GVISOR_BASE_THREADS,
+        "Ulimits": [{"Name": "nproc", "Soft": limit, "Hard": limit}],
+    }
+
+
+def _mounts(spec: SandboxSpec, place: Place) -> list[dict[str, Any]]:
+    bound = {path: (source, False) for path, source in place.volumes.items()}
+    bound |= {
+        spec.filesystem.workspace_path: (place.workspace, False),
+        BUSYBOX: (place.busybox, True),
+        STDOUT: (place.stdout, False),
+        STDERR: (place.stderr, False),
+    }
+    if place.resolver is not None:
+        bound["/etc/resolv.conf"] = (place.resolver, True)
+    return [
+        {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
+        for target, (source, read_only) in bound.items()
+    ]
+
+
+def device_requests(gpus: int | str) -> list[dict[str, Any]]:
+    """What ``docker run --gpus`` sends for the same value."""
+    if not gpus:
+        return []
+    request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}, "Count": 0, "DeviceIDs": None}
+    if isinstance(gpus, int):
+        request["Count"] = gpus
+    elif gpus == "all":
+        request["Count"] = -1
+    else:
+        request["DeviceIDs"] = gpus.removeprefix("device=").split(",")
+    return [request]

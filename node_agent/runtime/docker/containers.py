@@ -1,0 +1,140 @@
+"""This node's containers, as Docker has them."""
+
+import contextlib
+import os
+import signal
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import requests
+
+from gateway.wire.sandboxes import Isolation
+from gateway.wire.states import DeathReason
+from node_agent.runtime.base import Death, EngineState
+from node_agent.runtime.docker import config, layer
+from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
+
+_END_TIMEOUT: Final = 15.0
+_IN_PROGRESS: Final = 409
+_KILLED: Final = 128 + signal.SIGKILL
+_STATES: Final = {
+    "running": EngineState.RUNNING,
+    "paused": EngineState.PAUSED,
+    "created": EngineState.CREATING,
+}
+
+
+class Containers:
+    """Looks containers up by their labels and takes them away."""
+
+    def __init__(self, api: Api, tag: str) -> None:
+        self._api = api
+        self._tag = tag
+
+    def ids(self, sandbox_id: str) -> list[str]:
+        """Containers of all generations of one sandbox."""
+        return [entry["Id"] for entry in self._listed(f"{config.LABEL_ID}={sandbox_id}")]
+
+    def all(self) -> dict[str, str]:
+        """Every container of this node: Docker's id and the sandbox's."""
+        return {entry["Id"]: entry["Labels"].get(config.LABEL_ID, "") for entry in self._listed()}
+
+    def inspect(self, sandbox_id: str, generation: int) -> dict[str, Any] | None:
+        """The container of one incarnation; ``None`` when there is none.
+
+        Raises:
+            RuntimeFailure: the engine does not answer.
+        """
+        with calling(f"sandbox {sandbox_id}"):
+            try:
+                found: dict[str, Any] = self._api.client.inspect_container(self.name(sandbox_id, generation))
+            except NotFound:
+                return None
+        return found if found["Config"]["Labels"].get(config.LABEL) == self._tag else None
+
+    def name(self, sandbox_id: str, generation: int) -> str:
+        """The name of one incarnation's container, and of its network."""
+        return f"sandbox-{self._tag}-{sandbox_id}-{generation}"
+
+    def remove(self, container: str) -> None:
+        """Ends the container and removes it, in whatever state it is.  Idempotent.
+
+        Raises:
+            RuntimeFailure: the engine does not do it.
+        """
+        with calling(f"container {container[:12]}"):
+            try:
+                inspected = self._api.client.inspect_container(container)
+                self._end(inspected)
+                # Docker must find its own directory when it removes it, not the volume.
+                layer.unmount(layer.place(inspected))
+                self._api.client.remove_container(container, force=True, v=True)
+            except NotFound:
+                return
+            except APIError as error:
+                if error.status_code != _IN_PROGRESS:
+                    raise
+                with contextlib.suppress(NotFound):  # somebody else removes it
+                    self._api.client.wait(container, timeout=_END_TIMEOUT, condition="removed")
+
+    def _end(self, inspected: dict[str, Any]) -> None:
+        container, pid = inspected["Id"], inspected["State"]["Pid"]
+        if not pid:
+            return
+        try:
+            self._api.client.kill(container)
+            self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
+        except (APIError, requests.RequestException):
+            # It has ended by itself, or it hangs and does not answer the engine: its process on the host always does.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
+
+    def _listed(self, *labels: str) -> list[dict[str, Any]]:
+        with calling("containers"):
+            found: list[dict[str, Any]] = self._api.client.containers(
+                all=True, filters={"label": [f"{config.LABEL}={self._tag}", *labels]}
+            )
+        return found
+
+
+def state(inspected: dict[str, Any]) -> EngineState:
+    """The port's word for Docker's."""
+    return _STATES.get(inspected["State"]["Status"], EngineState.DEAD)
+
+
+def started_at(inspected: dict[str, Any]) -> datetime | None:
+    """When its first process began; ``None`` when it never did."""
+    return _time(inspected["State"]["StartedAt"])
+
+
+def death(inspected: dict[str, Any], isolation: Isolation) -> Death:
+    """How an ended container ended."""
+    now = inspected["State"]
+    code: int = now["ExitCode"]
+    # Docker notes any OOM kill inside.  With gVisor it hits the whole sandbox; with runc it may have hit a child only.
+    if now["OOMKilled"] and (isolation == "gvisor" or code == _KILLED):
+        reason, detail = DeathReason.OOM, "its processes needed more memory than memory_mb"
+    else:
+        reason, detail = DeathReason.EXITED, f"its first process ended with exit code {code}"
+    return Death(reason, code, detail, _time(now["FinishedAt"]) or datetime.now(UTC))
+
+
+def deleted(sandbox_id: str) -> Death:
+    """The end of a sandbox that was deleted, or replaced by its next generation."""
+    return Death(DeathReason.DELETED, None, f"sandbox {sandbox_id} was deleted", datetime.now(UTC))
+
+
+def taken_away() -> Death:
+    """The end of a sandbox whose container somebody else removed."""
+    return Death(
+        DeathReason.EVICTED, None, "its container was removed from Docker, not by this node", datetime.now(UTC)
+    )
+
+
+def _time(text: str) -> datetime | None:
+    """Docker writes nanoseconds, and the year 1 where nothing happened yet."""
+    if not text or text.startswith("0001-"):
+        return None
+    whole, _, rest = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{rest[:6]:0<6}+00:00")

@@ -1,0 +1,108 @@
+"""Starts processes inside running containers."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import requests
+
+from gateway.wire.errors import ErrorCode
+from node_agent.host.busybox import INSIDE as BUSYBOX
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, Exit, RuntimeFailure
+from node_agent.runtime.docker import containers, marks, scripts
+from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
+from node_agent.runtime.docker.config import resolve_directory
+from node_agent.runtime.docker.containers import Containers
+from node_agent.runtime.docker.exec import DockerExec, Signaller, exit_of
+from node_agent.runtime.docker.hijack import Hijacked, Refused
+from node_agent.runtime.docker.processes import FromHost, FromInside
+from node_agent.runtime.docker.records import Record
+
+_NOT_THERE: Final = (404, 409)  # no such container; it is paused or does not run
+_DEATH_WAIT: Final = 1  # seconds in which a container follows its last exec into death
+
+
+@dataclass(frozen=True)
+class Execs:
+    """Execs on one engine."""
+
+    api: Api
+    containers: Containers
+
+    def start(self, record: Record, command: ExecCommand) -> ExecProcess:
+        """See `SandboxRuntime.exec`."""
+        inspected = self._running(record)
+        prefix = marks.new_prefix()
+        directory = resolve_directory(record.working_dir, command.working_dir)
+        options = {
+            "user": command.user or "",
+            "environment": dict(command.env),
+            "stdin": command.stdin,
+        }
+        argv = [BUSYBOX, "sh", "-c", scripts.EXEC, "sh", BUSYBOX, prefix, directory, *command.argv]
+        exec_id, stream = self._open(inspected, argv, options)
+        return DockerExec(
+            stream,
+            prefix,
+            command.argv[0],
+            directory,
+            self._signaller(inspected, record),
+            lambda: self._without_mark(inspected["Id"], exec_id),
+        )
+
+    def _running(self, record: Record) -> dict[str, Any]:
+        inspected = self.containers.inspect(record.sandbox_id, record.generation)
+        if inspected is None or not record.up or containers.state(inspected) is not EngineState.RUNNING:
+            raise not_running(record.sandbox_id)
+        return inspected
+
+    def _open(self, inspected: dict[str, Any], argv: list[str], options: dict[str, Any]) -> tuple[str, Hijacked]:
+        container: str = inspected["Id"]
+        try:
+            with calling(f"exec in container {container[:12]}", ErrorCode.START_ERROR):
+                try:
+                    exec_id = self.api.client.exec_create(container, argv, **options)["Id"]
+                except APIError as error:
+                    if error.status_code in _NOT_THERE:
+                        raise not_running(container[:12]) from error
+                    raise
+            return exec_id, Hijacked(
+                self.api.base_url, f"/v{self.api.version}/exec/{exec_id}/start", {"Detach": False, "Tty": False}
+            )
+        except Refused as error:
+            if error.status in _NOT_THERE:
+                raise not_running(container[:12]) from error
+            raise RuntimeFailure(ErrorCode.START_ERROR, f"{argv[-1]} could not be started: {error.message}") from error
+
+    def _signaller(self, inspected: dict[str, Any], record: Record) -> Signaller:
+        if record.spec.isolation == "runc":
+            return FromHost(inspected["State"]["Pid"])
+        return FromInside(lambda script, arguments: self._inside(inspected, script, arguments))
+
+    def _inside(self, inspected: dict[str, Any], script: str, arguments: tuple[str, ...]) -> None:
+        """Runs a script to its end, as root with all capabilities: it may signal every process of the sandbox."""
+        options = {"user": "0", "privileged": True}
+        _, stream = self._open(inspected, [BUSYBOX, "sh", "-c", script, "sh", *arguments], options)
+        try:
+            while stream.read() is not None:
+                pass
+        finally:
+            stream.close()
+
+    def _without_mark(self, container: str, exec_id: str) -> Exit | None:
+        """How an exec ended whose stream broke off: by the exit code of the shell around it, if the sandbox lives."""
+        client = self.api.new_client()
+        try:
+            client.wait(container, timeout=_DEATH_WAIT, condition="not-running")
+        except requests.ReadTimeout:
+            code = client.exec_inspect(exec_id)["ExitCode"]
+            return None if code is None else exit_of(code)
+        except (requests.RequestException, APIError, NotFound):
+            return None
+        finally:
+            client.close()
+        return None
+
+
+def not_running(sandbox_id: str) -> RuntimeFailure:
+    """The sandbox is paused, dead or was never there."""
+    return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} does not run on this node")

@@ -1,0 +1,106 @@
+"""A Docker network per sandbox: a bridge with room for one container, behind the node's firewall.
+
+Docker is told to translate nothing and to connect nobody; the rules of `node_agent.host.firewall` match the bridges by
+their name, whether or not Docker keeps iptables rules of its own.
+"""
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.wire.errors import ErrorCode
+from node_agent.host.firewall import Firewall
+from node_agent.host.network import enable_forwarding, free_subnet, host_wide_lock
+from node_agent.host.process import CommandError
+from node_agent.runtime.base import RuntimeFailure
+from node_agent.runtime.docker.client import Api, NotFound, calling
+
+DEFAULT_POOL: Final = "10.214.0.0/16"
+_MAX_SLOTS: Final = 4096
+
+
+class DockerNetworks:
+    """Makes and removes the networks of one node.
+
+    Args:
+        tag: the node's tag, 8 hex digits.
+        label: Docker label that marks what is this node's; its value is the tag.
+        pool: private range that the subnets are cut from.
+    """
+
+    def __init__(self, api: Api, tag: str, label: str, pool: str = DEFAULT_POOL) -> None:
+        self._api = api
+        self._tag = tag
+        self._label = label
+        self._pool = ipaddress.IPv4Network(pool)
+        self._prefix = f"sd{tag}"
+        self.firewall = Firewall(f"{tag}_docker", self._prefix)
+
+    def create(self, name: str) -> str:
+        """A new network, firewalled before its first packet; its name.
+
+        Raises:
+            RuntimeFailure: ``CAPACITY`` when the pool is used up; ``INTERNAL`` when host or engine refuse.
+        """
+        try:
+            self.firewall.ensure()
+            enable_forwarding()
+            with host_wide_lock(), calling(f"network {name}"):
+                self._create(name)
+        except (CommandError, OSError) as error:
+            raise RuntimeFailure(ErrorCode.INTERNAL, f"network {name}: {error}") from error
+        return name
+
+    def remove(self, name: str) -> None:
+        """Removes the network.  Idempotent.
+
+        Raises:
+            RuntimeFailure: a container is still connected, or the engine does not answer.
+        """
+        with calling(f"network {name}"):
+            try:
+                self._api.client.remove_network(name)
+            except NotFound:
+                return
+
+    def names(self) -> set[str]:
+        """This node's networks."""
+        with calling("networks"):
+            listed = self._api.client.networks(filters={"label": f"{self._label}={self._tag}"})
+        return {entry["Name"] for entry in listed}
+
+    def sweep(self, owned: set[str]) -> list[str]:
+        """Removes networks that are not in ``owned``, and the firewall when none is left; tells what."""
+        gone = []
+        for name in sorted(self.names() - owned):
+            self.remove(name)
+            gone.append(f"Docker network {name}")
+        if not owned:
+            gone += self.firewall.remove()
+        return gone
+
+    def _create(self, name: str) -> None:
+        subnet = free_subnet(self._pool)
+        config: dict[str, Any] = {
+            "Driver": "default",
+            "Config": [{"Subnet": str(subnet), "Gateway": str(next(subnet.hosts()))}],
+        }
+        self._api.client.create_network(
+            name,
+            driver="bridge",
+            ipam=config,
+            labels={self._label: self._tag},
+            options={
+                "com.docker.network.bridge.name": self._free_bridge(),
+                "com.docker.network.bridge.enable_ip_masquerade": "false",
+                "com.docker.network.bridge.enable_icc": "false",
+            },
+        )
+
+    def _free_bridge(self) -> str:
+        taken = {entry.name for entry in Path("/sys/class/net").iterdir()}
+        for slot in range(_MAX_SLOTS):
+            name = f"{self._prefix}{slot:03x}"
+            if name not in taken:
+                return name
+        raise RuntimeFailure(ErrorCode.CAPACITY, f"this node already has {_MAX_SLOTS} Docker networks")

@@ -1,0 +1,120 @@
+"""Tries the engine for real: a throwaway sandbox under each isolation."""
+
+import io
+import tarfile
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import Isolation, SandboxSpec
+from node_agent.host import busybox
+from node_agent.host.process import CommandError
+from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, RuntimeFailure, SandboxRuntime
+from node_agent.runtime.docker import config, gpus
+from node_agent.runtime.docker.client import Api, calling
+
+_ISOLATIONS: Final[tuple[Isolation, ...]] = ("gvisor", "runc")
+_DISK_MB: Final = 16
+_TOO_MUCH: Final = "head -c 33554432 /dev/zero >/filled"
+
+
+class Probe:
+    """Finds out what an engine can do."""
+
+    def __init__(self, runtime: SandboxRuntime, api: Api, tag: str, tools: Path) -> None:
+        self._runtime = runtime
+        self._api = api
+        self._tools = tools
+        self._image = f"sandbox-probe-{tag}:1"
+
+    def run(self) -> RuntimeFacts:
+        """Facts of the engine.
+
+        Raises:
+            RuntimeFailure: no isolation works, or the engine does not answer.
+        """
+        with calling("probe of the Docker engine"):
+            info: dict[str, Any] = self._api.client.info()
+        problems = self._problems(info)
+        works = tuple(name for name in _ISOLATIONS if name not in problems)
+        if not works:
+            raise RuntimeFailure(ErrorCode.INTERNAL, "; ".join(problems.values()))
+        return RuntimeFacts(
+            name="docker",
+            version=info["ServerVersion"],
+            isolations=works,
+            pause=True,
+            checkpoint=False,
+            gpus=gpus.count() > 0,
+            notes=tuple(problems.values()),
+        )
+
+    def _problems(self, info: dict[str, Any]) -> dict[Isolation, str]:
+        """A sentence for each isolation that does not work here."""
+        if info["Driver"] != "overlay2":
+            sentence = f"Docker uses the storage driver {info['Driver']}; disk_mb can be enforced with overlay2 only"
+            return dict.fromkeys(_ISOLATIONS, sentence)
+        self._import_image()
+        try:
+            return {name: problem for name in _ISOLATIONS if (problem := self._try(name, info)) is not None}
+        finally:
+            with calling("probe of the Docker engine"):
+                self._api.client.remove_image(self._image, force=True)
+
+    def _try(self, isolation: Isolation, info: dict[str, Any]) -> str | None:
+        runtime = config.RUNTIMES[isolation]
+        if runtime not in info["Runtimes"]:
+            return f"Docker has no runtime {runtime}; start the engine with `sandboxes node engine`, or register it"
+        order = self._order(isolation)
+        try:
+            self._runtime.create(order)
+            return self._fill(order)
+        except RuntimeFailure as failure:
+            return f"isolation {isolation} does not work with Docker here: {failure.message}"
+        finally:
+            self._runtime.delete(order.sandbox_id)
+
+    def _fill(self, order: Order) -> str | None:
+        """Writes more than the sandbox's disk holds: an engine that takes it would fill the host."""
+        process = self._runtime.exec(order.sandbox_id, ExecCommand((busybox.INSIDE, "sh", "-c", _TOO_MUCH)))
+        try:
+            while process.read() is not None:
+                pass
+            taken = process.wait().code == 0
+        finally:
+            process.close()
+        if not taken:
+            return None
+        return (
+            f"Docker's runtime for {order.spec.isolation} does not bound the disk;"
+            " register runsc with --overlay2=none, as `sandboxes node engine` does"
+        )
+
+    def _order(self, isolation: Isolation) -> Order:
+        spec = SandboxSpec.model_validate(
+            {
+                "id": f"probe-{uuid.uuid4().hex[:12]}",
+                "image": self._image,
+                "command": ["/busybox", "sleep", "600"],
+                "memory_mb": 256,
+                "disk_mb": _DISK_MB,
+                "isolation": isolation,
+                "security": {"user": "0:0"},
+            }
+        )
+        return Order(spec.id, 1, f"probe-{uuid.uuid4().hex}", spec, spec.sha256())
+
+    def _import_image(self) -> None:
+        try:
+            program = busybox.provide(self._tools).read_bytes()
+        except CommandError as error:
+            raise RuntimeFailure(ErrorCode.INTERNAL, str(error)) from error
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as tar:
+            entry = tarfile.TarInfo("busybox")
+            entry.size, entry.mode = len(program), 0o755
+            tar.addfile(entry, io.BytesIO(program))
+        repository, _, tag = self._image.partition(":")
+        with calling("probe of the Docker engine"):
+            self._api.client.import_image_from_data(layer.getvalue(), repository=repository, tag=tag)
