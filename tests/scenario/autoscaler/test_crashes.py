@@ -9,6 +9,7 @@ import pytest
 from providers.testing.fake import SimulatedCrash
 from tests.scenario.autoscaler.fleet import Fleet, pool
 
+TICK = 5.0
 LOOKS = {
     "call list",
     "answer list",
@@ -43,9 +44,10 @@ def life(fleet: Fleet) -> int:
         for _ in range(400):
             if condition():
                 return
-            deaths += fleet.crashing_tick()
+            deaths += fleet.crashing_tick(TICK)
         raise AssertionError(f"no end; rows: {fleet.journal.open_intents()}, calls: {fleet.cloud.calls[-20:]}")
 
+    fleet.cloud.boot_seconds = fleet.cloud.stop_seconds = TICK
     (sandbox,) = fleet.ask()
     until(lambda: sandbox in fleet.gateway.placed)
     fleet.gateway.finish(sandbox)

@@ -109,10 +109,12 @@ class World:
             self.fleet.gateway.finish(sandbox)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(happening, min_size=3, max_size=25), st.integers(0, 1))
-def test_limits_hold_and_the_fleet_comes_to_rest(happenings: list[tuple[str, object]], least: int) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+def test_limits_hold_and_the_fleet_comes_to_rest(
+    tmp_path: Path, happenings: list[tuple[str, object]], least: int
+) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
         fleet = Fleet(
             Path(directory), pool(min=least, max=3, boot_seconds=90.0, idle_seconds=20.0), silent_seconds=400.0
         )
