@@ -1,12 +1,13 @@
 """A Docker engine as `sandboxes up` sees it, without Docker's client: the gateway's packages do not hold it."""
 
 import http.client
+import json
 import os
 import select
 import signal
 import socket
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 DEFAULT_SOCKET: Final = Path("/var/run/docker.sock")
 PING_SECONDS: Final = 5.0
@@ -35,6 +36,19 @@ def answers(path: Path) -> bool:
         return False
     finally:
         connection.close()
+
+
+def containers(path: Path) -> list[dict[str, Any]]:
+    """All containers of the engine on this socket, as it describes them; none where none answers."""
+    connection = _UnixConnection(path)
+    try:
+        connection.request("GET", "/containers/json?all=1")
+        listed: list[dict[str, Any]] = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException):
+        return []
+    finally:
+        connection.close()
+    return listed
 
 
 def end(pid_file: Path, seconds: float) -> None:

@@ -4,11 +4,16 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from gateway.cli import engine
+
 NFT_SECONDS: Final = 10.0
+SETTLE_SECONDS: Final = 5.0  # the kernel frees loop devices and control groups a moment after their last user
+SETTLE_STEP: Final = 0.1
 
 Marks = tuple[str, ...]
 """Strings that stand in the name, path or command line of everything that the service makes: its state directory and
@@ -51,6 +56,13 @@ def _ancestors() -> Iterator[int]:
         yield pid
         status = _text(Path("/proc", str(pid), "stat"))
         pid = int(status.rpartition(")")[2].split()[1]) if status else 0
+
+
+def containers(marks: Marks) -> Iterator[str]:
+    """Containers of the machine's own Docker engine; one of ours ended with its containers."""
+    for container in engine.containers(engine.DEFAULT_SOCKET):
+        if _marked(json.dumps(container), marks):
+            yield str(container["Id"])[:12]
 
 
 def mounts(marks: Marks) -> Iterator[str]:
@@ -108,6 +120,7 @@ def files(marks: Marks) -> Iterator[str]:
 
 LOOKS: Final[Mapping[str, Callable[[Marks], Iterable[str]]]] = {
     "process": processes,
+    "container": containers,
     "mount": mounts,
     "loop device": loop_devices,
     "network namespace": network_namespaces,
@@ -124,4 +137,12 @@ def find(marks: Marks) -> dict[str, list[str]]:
     for kind, look in LOOKS.items():
         with contextlib.suppress(FileNotFoundError):  # no `nft`, so no table either
             found[kind] = list(look(marks))
+    return found
+
+
+def settled(marks: Marks) -> dict[str, list[str]]:
+    """As `find`, once what the kernel still was about to remove is gone; waits `SETTLE_SECONDS` at most."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while any((found := find(marks)).values()) and time.monotonic() < until:
+        time.sleep(SETTLE_STEP)
     return found
