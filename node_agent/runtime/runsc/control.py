@@ -6,6 +6,7 @@ against a throwaway sandbox, and the command line takes its place where the test
 
 import array
 import json
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -29,12 +30,12 @@ class Pending:
     """A request whose answer is still to come; selectable."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._connection.setblocking(False)
+        connection.setblocking(False)
+        self._descriptor = connection.detach()
         self._received = bytearray()
 
     def fileno(self) -> int:
-        return self._connection.fileno()
+        return self._descriptor
 
     def take(self) -> tuple[bool, Any]:
         """Reads what has come, without blocking: ``(False, None)``, or ``(True, result)`` once it is whole.
@@ -45,7 +46,7 @@ class Pending:
         """
         while True:
             try:
-                data = self._connection.recv(65536)
+                data = os.read(self._descriptor, 65536)
             except BlockingIOError:
                 return False, None
             except OSError as error:
@@ -58,8 +59,8 @@ class Pending:
                 return True, answer
 
     def close(self) -> None:
-        """Gives the answer up.  Idempotent."""
-        self._connection.close()
+        """Gives the answer up."""
+        os.close(self._descriptor)
 
 
 @dataclass(frozen=True)

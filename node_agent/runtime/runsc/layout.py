@@ -77,6 +77,11 @@ class Places:
         return self.directory / "runsc.log"
 
     @property
+    def doom(self) -> Path:
+        """There once a delete has begun: from then on the sandbox counts as gone, also after a crash."""
+        return self.directory / "deleting"
+
+    @property
     def volume(self) -> Volume:
         return Volume(self.directory)
 

@@ -126,12 +126,16 @@ def take_down(host: Host, places: Places, record: Record | None) -> None:
     launcher.forget_files(places)
 
 
-def erase(host: Host, places: Places, record: Record | None) -> None:
+def erase(host: Host, places: Places) -> None:
     """Removes every trace.  Idempotent.
 
     Raises:
         RuntimeFailure: ``BUSY``.
     """
+    try:
+        record = Record.load(places.directory)
+    except ValueError:
+        record = None  # damaged: its network, if it had one, is left to the sweep
     take_down(host, places, record)
     places.volume.destroy()
     with contextlib.suppress(FileNotFoundError):
@@ -144,10 +148,10 @@ def fail(host: Host, places: Places, record: Record, failure: RuntimeFailure, *,
     Args:
         keep: whether an earlier generation's workspace is there and has to stay.
     """
-    current = Record.load(places.directory) or record  # the network may have been made since
     if not keep:
-        erase(host, places, current)
+        erase(host, places)
         return
+    current = Record.load(places.directory) or record  # the network may have been made since
     take_down(host, places, current)
     reason = failure.reason or DeathReason.START_ERROR
     death = Death(reason, None, failure.message, datetime.now(UTC))

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
@@ -173,7 +173,10 @@ class RunscRuntime(SandboxRuntime):
         keep = earlier is not None and places.volume.image.exists()
         try:
             self._supervisor.forget(slot)
-            lifecycle.take_down(host, places, earlier)
+            if earlier is None:
+                lifecycle.erase(host, places)  # of a delete or a create that a crash cut short
+            else:
+                lifecycle.take_down(host, places, earlier)
             record = bring_up()
         except RuntimeFailure as failure:
             lifecycle.fail(host, places, Record.of(order), failure, keep=keep)
@@ -184,13 +187,15 @@ class RunscRuntime(SandboxRuntime):
     def delete(self, sandbox_id: str) -> None:
         slot, places = self._both(sandbox_id)
         slot.break_start()
+        with suppress(FileNotFoundError):  # nothing is here, or nothing yet
+            places.doom.touch()
         # Calls that wait for the sandbox's kernel end with it, and let the lock go.
         places.cgroup.kill()
         if not slot.lock.acquire(timeout=_DELETE_TIMEOUT):
             raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
         try:
             self._supervisor.forget(slot)
-            lifecycle.erase(self._host(), places, self._load(places))
+            lifecycle.erase(self._host(), places)
         finally:
             slot.lock.release()
             slot.tell()
@@ -337,8 +342,9 @@ class RunscRuntime(SandboxRuntime):
         return self._load(self._layout.places(sandbox_id))
 
     def _load(self, places: Places) -> Record | None:
+        """What is recorded; ``None`` also for a sandbox whose delete has begun."""
         try:
-            return Record.load(places.directory)
+            return None if places.doom.exists() else Record.load(places.directory)
         except ValueError:
             # It cannot be known what it was; the sweep removes it.
             log.exception("the record of sandbox %s is damaged", places.sandbox_id)

@@ -69,7 +69,8 @@ class Supervisor:
     def _ended(self, slot: Slot, places: Places, generation: int, status: int | None) -> None:
         with slot.lock:
             record = Record.load(places.directory)
-            if record is not None and record.generation == generation and record.state in _ALIVE:
+            doomed = places.doom.exists()
+            if record is not None and record.generation == generation and record.state in _ALIVE and not doomed:
                 slot.watch = None
                 try:
                     self._bury(places, record, status)
