@@ -32,7 +32,7 @@ ANSWER_TIMEOUT: Final = 15.0  # for a node's answer, beyond what the call itself
 CREATE_TIMEOUT: Final = 120.0  # the same order attaches again to a create that takes longer
 DELETE_TIMEOUT: Final = 60.0
 IDLE_TIMEOUT: Final = 90.0  # of a stream; nodes give a sign of life well within it
-MAX_ANSWER: Final = 64 * limits.MIB  # events are bounded to 8 MiB of output, and an escape like \u0000 makes six bytes of one
+MAX_ANSWER: Final = 64 * limits.MIB  # events are bounded to 8 MiB of output, of which an escape makes six times that
 MAX_ERROR: Final = limits.MIB
 READ_BUFFER: Final = limits.MIB
 # Below the 5 s after which a server closes an idle connection by default, so that no call goes out on one just closed.
