@@ -24,12 +24,23 @@ OFFERS_SECONDS: Final = 60.0
 class Gateway(Protocol):
     """What the autoscaler needs of the gateway; `gateway.client.GatewayClient` has it."""
 
-    def demand(self) -> Demand: ...
-    def nodes(self) -> list[NodeRecord]: ...
-    def join_token(self, request: JoinTokenRequest) -> JoinToken: ...
-    def drain(self, node_id: str, draining: bool = True) -> NodeRecord: ...
-    def remove_node(self, node_id: str) -> NodeRecord: ...
-    def put_ceilings(self, ceilings: Ceilings) -> None: ...
+    def demand(self) -> Demand:
+        """What waits."""
+
+    def nodes(self) -> list[NodeRecord]:
+        """All that are not gone."""
+
+    def join_token(self, request: JoinTokenRequest) -> JoinToken:
+        """A token that works once, for one instance."""
+
+    def drain(self, node_id: str, draining: bool = True) -> NodeRecord:
+        """Closes or opens a node."""
+
+    def remove_node(self, node_id: str) -> NodeRecord:
+        """Forgets a node."""
+
+    def put_ceilings(self, ceilings: Ceilings) -> None:
+        """Tells what could be had at most."""
 
 
 class Observer:

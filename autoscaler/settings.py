@@ -29,7 +29,9 @@ class OfferSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     type: str
+    """The provider's word for the kind of machine."""
     location: str
+    """The provider's word for the place."""
 
 
 class PoolSettings(BaseModel):
@@ -38,15 +40,19 @@ class PoolSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
+    """Part of its instances' names."""
     provider: str
     """A key of ``providers``."""
     role: Literal["sandbox", "builder", "both"] = "sandbox"
+    """What its nodes do; a label of each."""
     offers: tuple[OfferSettings, ...] = ()
     """What may be bought, in order of preference; empty for all that the provider sells, the cheapest first."""
     image: str = ""
     """What instances boot from, in the provider's words."""
     min: int = Field(default=0, ge=0)
+    """Nodes that are kept without any demand."""
     max: int = Field(default=1, ge=0)
+    """Most instances at any moment, those on their way and those being deleted included."""
     idle_seconds: float = Field(default=600.0, gt=0)
     """A node beyond the minimum that has been empty this long is closed and stopped."""
     boot_seconds: float = Field(default=900.0, gt=0)
@@ -54,15 +60,19 @@ class PoolSettings(BaseModel):
     max_in_flight: int = Field(default=2, ge=1)
     """Most instances on their way at once."""
     runtimes: tuple[RuntimeName, ...] = ("runsc", "docker")
+    """Engines of its nodes; told to them."""
     isolations: tuple[Isolation, ...] = ("gvisor", "runc")
-    """What its nodes offer."""
+    """Isolations that those engines give."""
     cpu_overcommit: float = Field(default=4.0, gt=0)
+    """Cores that a node gives away per core of its machine; told to it."""
     reserve_memory_mb: int = Field(default=512, ge=0)
+    """MiB that a node keeps for itself; told to it."""
     reserve_disk_mb: int = Field(default=2048, ge=0)
+    """MiB of disk that a node keeps for itself; told to it."""
     slots: int = Field(default=250, ge=1)
-    """These four, and ``runtimes``, are told to its nodes; see the settings of the node agent."""
+    """Most sandboxes of a node; told to it."""
     node: dict[str, object] = {}
-    """More settings of its node agents, as they stand in the node agent's own file."""
+    """More settings of its node agents, as they stand in the node agent's own file; they win over the four above."""
 
     @model_validator(mode="after")
     def _min_within_max(self) -> Self:
@@ -128,7 +138,9 @@ class AutoscalerSettings(BaseSettings):
     tick_seconds: float = Field(default=2.0, gt=0)
     """Seconds between two looks."""
     creates_per_tick: int = Field(default=1, ge=1)
+    """Most instances that one look orders, over all pools."""
     stops_per_tick: int = Field(default=1, ge=1)
+    """Most idle nodes that one look closes, over all pools."""
     orphan_seconds: float = Field(default=900.0, gt=0)
     """An instance of this fleet that the journal does not know is deleted once it is older than this."""
     silent_seconds: float = Field(default=1800.0, gt=0)
@@ -138,6 +150,7 @@ class AutoscalerSettings(BaseSettings):
     providers: dict[Name, dict[str, object]] = {}
     """One table for each provider, with its own settings; ``kind`` is its plugin, by default the table's name."""
     pools: tuple[PoolSettings, ...] = ()
+    """Pools, in the order in which waiting sandboxes are offered to them."""
 
     @model_validator(mode="after")
     def _pools_hold_together(self) -> Self:

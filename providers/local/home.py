@@ -81,7 +81,7 @@ class Home:
         Raises:
             FileExistsError: there is one of that name.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=path.parent))
         try:
             words = {"dir": str(path), "name": record.name, "address": record.address}
@@ -117,6 +117,7 @@ class Home:
 
     @property
     def lock(self) -> Path:
+        """The file whose lock its supervisor holds."""
         return self.path / "vm.lock"
 
     @property
@@ -126,10 +127,12 @@ class Home:
 
     @property
     def has_run(self) -> bool:
+        """Whether its node command was ever started."""
         return (self.path / "running").exists()
 
     @property
     def is_deleting(self) -> bool:
+        """Whether a delete was asked for."""
         return (self.path / "deleting").exists()
 
     def mark(self, name: str) -> None:

@@ -43,6 +43,7 @@ class LocalSettings(BaseModel):
     stop_seconds: float = Field(default=20.0, gt=0)
     """What the node command has between SIGTERM and SIGKILL."""
     cleanup_seconds: float = Field(default=120.0, gt=0)
+    """What one run of the cleanup command may take."""
 
 
 def parse(settings: Mapping[str, object]) -> LocalSettings:
