@@ -83,8 +83,6 @@ def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], 
 def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Sandbox | None:
     """The row after what the engine says, when that is another state than the row's."""
     if row.state in {S.CREATING, S.RESTORING}:
-        if row.state is S.RESTORING and item.state is S.EXITED:
-            item = item.model_copy(update={"state": S.FAILED})
         return lifecycle.settled(row, item, now)
     if item.state in {S.EXITED, S.FAILED}:
         return lifecycle.ended(row, item, now)

@@ -114,7 +114,8 @@ def settled(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox | N
 
 def ended(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
     """Its first process is no more."""
-    state = S.EXITED if item.state is S.EXITED else S.FAILED
+    by_itself = item.state is S.EXITED and S.EXITED in SANDBOX_TRANSITIONS[sandbox.state]
+    state = S.EXITED if by_itself else S.FAILED
     return replace(
         _moved(sandbox, state, now),
         reason=item.reason or (DeathReason.EXITED if state is S.EXITED else DeathReason.START_ERROR),

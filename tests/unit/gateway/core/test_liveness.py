@@ -1,0 +1,63 @@
+"""Node states by the age of the last heartbeat."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+
+from gateway.core import liveness
+from gateway.core.liveness import Patience
+from gateway.core.model import Node
+from gateway.wire.resources import Shape
+from gateway.wire.states import NODE_TRANSITIONS, NodeState
+
+N = NodeState
+PATIENCE = Patience(unreachable_after=20, lost_after=300)
+NODE = Node(
+    id="n", instance="vm", pool="p", state=N.READY, node_url="http://n", agent_version="1", total=Shape(), runtimes=(),
+    registered_at=datetime(2026, 1, 1, tzinfo=UTC),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "expected"),
+    [
+        (N.READY, 0, N.READY),
+        (N.READY, 19.9, N.READY),
+        (N.READY, 20, N.UNREACHABLE),
+        (N.DRAINING, 20, N.UNREACHABLE),
+        (N.READY, 1000, N.UNREACHABLE),
+        (N.UNREACHABLE, 299, N.UNREACHABLE),
+        (N.UNREACHABLE, 300, N.LOST),
+        (N.LOST, 10_000, N.LOST),
+        (N.GONE, 10_000, N.GONE),
+    ],
+)
+def test_silence(state: NodeState, age: float, expected: NodeState) -> None:
+    assert liveness.silent(state, age, PATIENCE) is expected
+
+
+@pytest.mark.parametrize("state", list(N))
+def test_the_next_judgement_is_the_age_at_which_the_state_changes(state: NodeState) -> None:
+    age = liveness.next_judgement(state, PATIENCE)
+    if age is None:
+        assert liveness.silent(state, 1e9, PATIENCE) is state
+    else:
+        assert liveness.silent(state, age - 0.001, PATIENCE) is state
+        assert liveness.silent(state, age, PATIENCE) is not state
+
+
+def test_silence_takes_one_legal_step_at_a_time() -> None:
+    steps = [N.READY]
+    while (after := liveness.silent(steps[-1], 1e9, PATIENCE)) is not steps[-1]:
+        steps.append(after)
+    assert steps == [N.READY, N.UNREACHABLE, N.LOST]
+    assert all(later in NODE_TRANSITIONS[earlier] for earlier, later in pairwise(steps))
+
+
+@pytest.mark.parametrize("state", [N.UNREACHABLE, N.LOST])
+def test_a_silent_node_that_is_drained_is_draining_when_it_speaks_again(state: NodeState) -> None:
+    drained = liveness.drained(replace(NODE, state=state), True)
+    assert drained.state is state
+    assert liveness.opened(drained).state is N.DRAINING

@@ -1,0 +1,189 @@
+"""Placement: a pure function that never gives what is not there."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.model import Node
+from gateway.core.placement import NeverFits, NodeRoom, NoRoom, Placed, Wanted, place, place_all
+from gateway.wire.capacity import PoolCeiling
+from gateway.wire.nodes import RuntimeReport
+from gateway.wire.resources import Shape
+from gateway.wire.states import NodeState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"])
+DOCKER = RuntimeReport(name="docker", version="1", isolations=["gvisor", "runc"], gpus=True)
+SMALL = Shape(cpus=4, memory_mb=8192, disk_mb=50_000, slots=10)
+BIG = Shape(cpus=16, memory_mb=65536, disk_mb=500_000, slots=100)
+GPU = Shape(cpus=16, memory_mb=65536, disk_mb=500_000, gpus=4, slots=100)
+ONE = Shape(cpus=1, memory_mb=1024, disk_mb=4096, slots=1)
+
+
+def room(
+    name: str,
+    total: Shape = SMALL,
+    reserved: Shape | None = None,
+    state: NodeState = NodeState.READY,
+    runtimes: tuple[RuntimeReport, ...] = (RUNSC,),
+) -> NodeRoom:
+    node = Node(
+        id=name, instance=name, pool="p", state=state, node_url="http://n", agent_version="1", total=total,
+        runtimes=runtimes, registered_at=NOW, heartbeat_at=NOW,
+    )  # fmt: skip
+    return NodeRoom(node, reserved or Shape())
+
+
+def ceiling(shape: Shape, max_nodes: int = 5, runtimes: tuple[str, ...] = ("runsc",)) -> PoolCeiling:
+    return PoolCeiling(pool="p", shape=shape, runtimes=list(runtimes), isolations=["gvisor"], max_nodes=max_nodes)
+
+
+def test_the_fullest_node_with_room_is_taken() -> None:
+    rooms = [room("empty"), room("half", reserved=Shape(cpus=2, memory_mb=4096, disk_mb=20_000, slots=2))]
+    assert place(Wanted(ONE), rooms) == Placed("half", "runsc", 0)
+
+
+def test_gpu_nodes_are_kept_for_gpu_work() -> None:
+    rooms = [room("a-gpu", GPU, runtimes=(RUNSC, DOCKER)), room("b-cpu", BIG)]
+    assert place(Wanted(ONE), rooms) == Placed("b-cpu", "runsc", 0)
+    wanted = Wanted(ONE.model_copy(update={"gpus": 2}), runtime="docker")
+    assert place(wanted, rooms) == Placed("a-gpu", "docker", 2)
+
+
+def test_all_gpus_means_every_one_of_a_node_that_has_none_in_use() -> None:
+    wanted = Wanted(ONE.model_copy(update={"gpus": 1}), runtime="docker", all_gpus=True)
+    free = room("free", GPU, runtimes=(DOCKER,))
+    used = room("used", GPU, Shape(cpus=1, gpus=1, slots=1), runtimes=(DOCKER,))
+    assert place(wanted, [free]) == Placed("free", "docker", 4)
+    answer = place(wanted, [used])
+    assert isinstance(answer, NoRoom)
+    assert "GPUs in use" in answer.reasons[0]
+
+
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.UNREACHABLE])
+def test_a_node_that_takes_nothing_now_makes_the_sandbox_wait(state: NodeState) -> None:
+    answer = place(Wanted(ONE), [room("n", state=state)])
+    assert answer == NoRoom((f"node n: is {state}",))
+
+
+@pytest.mark.parametrize("state", [NodeState.LOST, NodeState.GONE])
+def test_a_node_that_is_away_counts_for_nothing(state: NodeState) -> None:
+    assert place(Wanted(ONE), [room("n", state=state)]) == NoRoom(())
+
+
+def test_a_node_that_has_not_reported_yet_is_waited_for() -> None:
+    known = room("n")
+    silent = NodeRoom(Node(**{**known.node.__dict__, "heartbeat_at": None}), known.reserved)
+    assert place(Wanted(ONE), [silent]) == NoRoom(("node n: has not reported yet",))
+
+
+def test_nothing_known_is_no_reason_to_refuse() -> None:
+    assert place(Wanted(BIG), []) == NoRoom(())
+    assert place(Wanted(BIG), [], [ceiling(BIG, max_nodes=0)]) == NoRoom(())
+
+
+def test_above_every_node_and_pool_it_never_fits() -> None:
+    wanted = Wanted(ONE.model_copy(update={"memory_mb": 100_000}))
+    answer = place(wanted, [room("n")], [ceiling(BIG)])
+    assert isinstance(answer, NeverFits)
+    assert answer.maximum == BIG
+    assert answer.reasons == (
+        "node n: is too small: memory_mb 8192 of 100000",
+        "pool p: is too small: memory_mb 65536 of 100000",
+    )
+
+
+def test_a_pool_that_may_grow_is_waited_for() -> None:
+    wanted = Wanted(ONE.model_copy(update={"memory_mb": 50_000}))
+    assert isinstance(place(wanted, [room("n")], [ceiling(BIG)]), NoRoom)
+    assert isinstance(place(wanted, [room("n")], [ceiling(BIG, max_nodes=0)]), NeverFits)
+
+
+def test_a_runtime_that_nobody_has_never_fits() -> None:
+    answer = place(Wanted(ONE, isolation="runc", runtime="docker"), [room("n")], [ceiling(BIG)])
+    assert isinstance(answer, NeverFits)
+    assert "docker with isolation runc" in answer.reasons[0]
+
+
+def test_a_node_that_refused_is_left_out() -> None:
+    assert place(Wanted(ONE, avoid=frozenset({"a"})), [room("a"), room("b")]) == Placed("b", "runsc", 0)
+
+
+def test_the_preferred_runtime_is_taken_where_both_will_do() -> None:
+    assert place(Wanted(ONE), [room("n", runtimes=(DOCKER, RUNSC))]) == Placed("n", "runsc", 0)
+    assert place(Wanted(ONE), [room("n", runtimes=(DOCKER,))]) == Placed("n", "docker", 0)
+
+
+shapes = st.builds(
+    Shape,
+    cpus=st.floats(0.1, 16).map(lambda value: round(value, 2)),
+    memory_mb=st.integers(16, 32768),
+    disk_mb=st.integers(16, 200_000),
+    gpus=st.integers(0, 4),
+    slots=st.just(1),
+)
+totals = st.builds(
+    Shape,
+    cpus=st.integers(1, 32).map(float),
+    memory_mb=st.integers(512, 65536),
+    disk_mb=st.integers(1024, 500_000),
+    gpus=st.integers(0, 8),
+    slots=st.integers(0, 8),
+)
+worlds = st.lists(
+    st.tuples(
+        totals,
+        st.sampled_from(list(NodeState)),
+        st.sampled_from([(RUNSC,), (DOCKER,), (RUNSC, DOCKER)]),
+    ),
+    max_size=6,
+).map(lambda nodes: [room(f"n{index}", total, None, state, runs) for index, (total, state, runs) in enumerate(nodes)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds, st.lists(st.tuples(shapes, st.booleans()), max_size=25))
+def test_a_batch_never_takes_more_than_there_is(rooms: list[NodeRoom], needs: list[tuple[Shape, bool]]) -> None:
+    waiting = [
+        (f"s{index}", Wanted(shape, "docker" if shape.gpus else None, all_gpus=all_gpus and shape.gpus > 0))
+        for index, (shape, all_gpus) in enumerate(needs)
+    ]
+    answers = place_all(waiting, rooms)
+    taken = {candidate.node.id: Shape() for candidate in rooms}
+    by_id = {candidate.node.id: candidate for candidate in rooms}
+    for name, wanted in waiting:
+        answer = answers[name]
+        if isinstance(answer, Placed):
+            node = by_id[answer.node_id].node
+            assert node.state is NodeState.READY
+            assert any(
+                report.name == answer.runtime and wanted.isolation in report.isolations for report in node.runtimes
+            )
+            taken[answer.node_id] += wanted.shape.model_copy(update={"gpus": answer.gpus})
+        else:
+            assert name in answers
+    for candidate in rooms:
+        assert taken[candidate.node.id].fits(candidate.node.total)
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds, shapes, st.randoms(use_true_random=False))
+def test_the_answer_does_not_depend_on_the_order_of_the_nodes(rooms: list[NodeRoom], shape: Shape, rng: object) -> None:
+    shuffled = list(rooms)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert place(Wanted(shape), rooms) == place(Wanted(shape), shuffled)
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds, shapes)
+def test_it_is_placed_exactly_when_some_node_has_room(rooms: list[NodeRoom], shape: Shape) -> None:
+    wanted = Wanted(shape, "docker" if shape.gpus else None)
+    able = [
+        candidate
+        for candidate in rooms
+        if candidate.node.state is NodeState.READY
+        and shape.fits(candidate.free)
+        and (DOCKER in candidate.node.runtimes or not shape.gpus)
+    ]
+    assert isinstance(place(wanted, rooms), Placed) == bool(able)

@@ -1,0 +1,44 @@
+"""The gateway's own files: its secret, and the lock on its directory."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway.services.directory import Directory
+from gateway.services.secret import lock_state, node_secret
+from gateway.store.db import Database, StoreError
+
+
+def test_the_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    state = tmp_path / "new" / "state"
+    first = node_secret(state)
+    assert len(first) == 32
+    assert node_secret(state) == first
+    assert stat.S_IMODE((state / "node-secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert [path.name for path in state.iterdir()] == ["node-secret"]
+
+
+@pytest.mark.parametrize("content", ["", "zz", "00"])
+def test_a_broken_secret_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "node-secret").write_text(content)
+    with pytest.raises(StoreError, match="node-secret"):
+        node_secret(tmp_path)
+
+
+def test_a_second_gateway_is_kept_out(tmp_path: Path) -> None:
+    lock = lock_state(tmp_path)
+    with pytest.raises(StoreError, match="another gateway uses"):
+        lock_state(tmp_path)
+    lock.close()
+    lock_state(tmp_path).close()
+
+
+def test_control_tokens_differ_by_node_and_by_gateway(tmp_path: Path) -> None:
+    db = Database.open(f"sqlite:///{tmp_path / 'g.db'}")
+    here, there = Directory(db, b"x" * 32), Directory(db, b"y" * 32)
+    tokens = {here.control_token("a"), here.control_token("b"), there.control_token("a")}
+    assert len(tokens) == 3
+    assert here.control_token("a") in tokens
+    db.close()

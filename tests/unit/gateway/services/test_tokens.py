@@ -1,0 +1,91 @@
+"""Tokens: hashed, scoped, ended at once."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.services.assembly import random_id
+from gateway.services.tokens import TokenService
+from gateway.store.db import Database
+from gateway.wire.errors import ErrorCode
+from gateway.wire.tokens import Scope, TokenRequest
+from tests.scenario.gateway.world import MovedClock
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+async def service(tmp_path: Path, clock: MovedClock) -> AsyncIterator[TokenService]:
+    db = Database.open(f"sqlite:///{tmp_path / 'g.db'}")
+    yield TokenService(db, clock, random_id)
+    db.close()
+
+
+async def refused(service: TokenService, secret: str) -> str:
+    with pytest.raises(ApiError) as caught:
+        await service.verify(secret)
+    assert caught.value.code is ErrorCode.UNAUTHORIZED
+    return caught.value.message
+
+
+async def test_a_secret_is_told_once_and_opens_its_scope(service: TokenService) -> None:
+    made = await service.make(TokenRequest(name="laptop", scope=Scope.OPERATOR))
+    principal = await service.verify(made.token)
+    assert (principal.token_id, principal.name, principal.scope) == (made.record.id, "laptop", Scope.OPERATOR)
+    assert made.token not in (await service.all()).model_dump_json()
+
+
+async def test_the_secret_is_nowhere_in_the_database(service: TokenService, tmp_path: Path) -> None:
+    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT))
+    for path in tmp_path.iterdir():
+        assert made.token.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("secret", ["", "wrong", "x" * 100_000, "\udcff", "sbxc_"])
+async def test_what_is_not_a_token_is_refused(service: TokenService, secret: str) -> None:
+    assert "not known" in await refused(service, secret)
+
+
+async def test_a_revoked_token_ends_at_once(service: TokenService) -> None:
+    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT))
+    await service.verify(made.token)
+    first = await service.revoke(made.record.id)
+    assert first.revoked_at is not None
+    assert "revoked" in await refused(service, made.token)
+    assert await service.revoke(made.record.id) == first
+
+
+async def test_a_token_expires(service: TokenService, clock: MovedClock) -> None:
+    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT, expires_seconds=60))
+    await service.verify(made.token)
+    clock.advance(60)
+    assert "expired" in await refused(service, made.token)
+
+
+async def test_node_tokens_are_not_made_here(service: TokenService) -> None:
+    with pytest.raises(ApiError) as caught:
+        await service.make(TokenRequest(name="node", scope=Scope.NODE))
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+async def test_an_unknown_token_cannot_be_revoked(service: TokenService) -> None:
+    with pytest.raises(ApiError) as caught:
+        await service.revoke("nope")
+    assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+async def test_a_revocation_by_another_process_is_seen_after_the_cache(
+    service: TokenService, clock: MovedClock, tmp_path: Path
+) -> None:
+    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT))
+    await service.verify(made.token)
+    other = Database.open(f"sqlite:///{tmp_path / 'g.db'}")
+    await TokenService(other, clock, random_id).revoke(made.record.id)
+    other.close()
+    clock.advance(2)
+    assert "revoked" in await refused(service, made.token)
