@@ -1,0 +1,177 @@
+"""The command line: names, mistakes, exit codes, and what it says when something is missing."""
+
+import contextlib
+import json
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from gateway.cli import failure, root
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = root.run(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--version")
+    assert code == 0
+    assert out.startswith("sandboxes ")
+
+
+def test_help_lists_every_command_and_loads_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(root.importlib, "import_module", lambda name: pytest.fail(f"{name} was loaded"))
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(f" {name} " in out for name in root.COMMANDS)
+
+
+@pytest.mark.parametrize("name", list(root.COMMANDS))
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    code, out, _ = run(capsys, name, "--help")
+    assert code == 0
+    assert f"sandboxes {name}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "suggestion"),
+    [
+        (["tokne"], "'token'"),
+        (["--versoin"], "--version"),
+        (["token", "creat"], "'create'"),
+        (["gateway", "run", "--prot", "1"], "--port"),
+    ],
+)
+def test_a_mistyped_word_gets_a_suggestion(
+    capsys: pytest.CaptureFixture[str], words: list[str], suggestion: str
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert suggestion in err
+
+
+def test_a_missing_package_is_named_with_its_cure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError("no", name="fastapi")
+
+    monkeypatch.setattr(root.importlib, "import_module", absent)
+    code, _, err = run(capsys, "gateway")
+    assert code == 1
+    assert "fastapi" in err
+    assert "pip install" in err
+
+
+def test_a_failure_is_one_sentence_and_its_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(name: str) -> None:
+        raise failure.CommandFailed("it is so", exit_code=7)
+
+    monkeypatch.setattr(root, "_load", fails)
+    assert run(capsys, "ls") == (7, "", "error: it is so\n")
+
+
+def test_tokens_offline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path))
+    code, secret, _ = run(capsys, "token", "create", "--name", "one", "--scope", "client", *state)
+    assert (code, len(secret.split())) == (0, 1)
+    code, out, _ = run(capsys, "token", "ls", "--json", *state)
+    (record,) = json.loads(out)
+    assert (record["name"], record["scope"], record["revoked_at"]) == ("one", "client", None)
+    assert secret.strip() not in out
+    assert run(capsys, "token", "revoke", record["id"], *state)[0] == 0
+    assert "revoked" in run(capsys, "token", "ls", *state)[1]
+    code, _, err = run(capsys, "token", "revoke", "none", *state)
+    assert code == 1
+    assert "none" in err
+
+
+def test_node_credentials_are_not_made_by_hand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "token", "create", "--name", "x", "--scope", "node", "--state-dir", str(tmp_path))
+    assert code == 1
+    assert "registration" in err
+
+
+def test_over_http_a_token_file_is_needed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, "token", "ls", "--url", "http://127.0.0.1:9")[0] == 2
+    absent = run(capsys, "token", "ls", "--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none"))
+    assert absent[0] == 1
+    (tmp_path / "token").write_text("x")
+    code, _, err = run(capsys, "token", "ls", "--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "token"))
+    assert code == 1
+    assert "refused" in err
+
+
+# -- a gateway that cannot start --------------------------------------------------------------------------------------
+
+
+def start(capsys: pytest.CaptureFixture[str], state: Path, *words: str) -> tuple[int, str]:
+    """Exit code and last words of a gateway that shall not start."""
+    code, _, err = run(capsys, "gateway", "run", "--port", "0", "--state-dir", str(state), *words)
+    (sentence,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    return code, sentence
+
+
+def test_no_token_no_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, sentence = start(capsys, tmp_path)
+    assert code == 1
+    assert "sandboxes token create" in sentence
+
+
+def test_tokens_that_ended_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path))
+    run(capsys, "token", "create", "--name", "one", "--scope", "client", *state)
+    record = json.loads(run(capsys, "token", "ls", "--json", *state)[1])[0]
+    run(capsys, "token", "revoke", record["id"], *state)
+    assert start(capsys, tmp_path)[0] == 1
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, sentence = start(capsys, tmp_path / "new", "--port", str(port))
+    assert code == 1
+    assert f"port {port}" in sentence
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_address_of_another_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, sentence = start(capsys, tmp_path / "new", "--host", "192.0.2.1")
+    assert code == 1
+    assert "192.0.2.1" in sentence
+
+
+def test_a_bad_setting(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text("prot = 1\n")
+    code, sentence = start(capsys, tmp_path, "--config", str(config))
+    assert code == 2
+    assert "prot" in sentence
+    monkeypatch.setenv("SANDBOXES_GATEWAY_LOST_AFTER", "soon")
+    code, sentence = start(capsys, tmp_path)
+    assert code == 2
+    assert "lost_after" in sentence
+
+
+def test_a_database_of_a_newer_version(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run(capsys, "token", "create", "--name", "one", "--scope", "client", "--state-dir", str(tmp_path))
+    with contextlib.closing(sqlite3.connect(tmp_path / "gateway.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'ffff'")
+    code, sentence = start(capsys, tmp_path)
+    assert code == 1
+    assert "newer" in sentence
+
+
+def test_a_state_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, sentence = start(capsys, tmp_path / "file" / "state")
+    assert code == 1
+    assert str(tmp_path / "file") in sentence

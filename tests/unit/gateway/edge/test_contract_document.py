@@ -1,0 +1,63 @@
+"""The contract as it is committed is the contract of the code."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docs import api
+from gateway.app import route_table, routes_only
+
+
+def refs(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "$ref":
+                yield item
+            yield from refs(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from refs(item)
+
+
+def test_the_committed_document_is_that_of_the_code() -> None:
+    assert api.DOCUMENT.read_text() == api.openapi(), "run: make docs"
+
+
+def test_the_page_is_that_of_the_code() -> None:
+    page = api.PAGE.read_text()
+    assert api.rendered(page, json.loads(api.openapi())) == page, "run: make docs"
+
+
+def test_every_table_of_the_page_is_made() -> None:
+    page = api.PAGE.read_text()
+    assert page.count("<!-- end -->") == len(api.MODELS) + 3
+    assert not re.search(r"<!-- (\w+) -->\n<!-- end -->", page)
+
+
+def test_every_route_is_in_the_document_and_nothing_else() -> None:
+    app = routes_only()
+    document = app.openapi()
+    told = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
+    assert told == route_table(app)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = routes_only().openapi()
+    schemas = document["components"]["schemas"]
+    assert {ref.removeprefix("#/components/schemas/") for ref in refs(document)} <= set(schemas)
+
+
+def test_every_operation_tells_its_errors_and_its_token() -> None:
+    for operations in routes_only().openapi()["paths"].values():
+        for operation in operations.values():
+            content = operation["responses"]["default"]["content"]["application/json"]
+            assert content["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+            assert (operation["security"] == []) == (operation["x-access"] == "none")
+            assert "422" not in operation["responses"]
+
+
+def test_names_of_operations_are_unique() -> None:
+    paths = routes_only().openapi()["paths"].values()
+    names = [operation["operationId"] for operations in paths for operation in operations.values()]
+    assert len(names) == len(set(names))
