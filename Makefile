@@ -39,6 +39,7 @@ format: python  ## put the sources into their one format
 
 docs: python  ## write the tables of the documents anew from the code
 	@$(VENV)/python docs/settings.py
+	@$(VENV)/python docs/api.py
 
 bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)
