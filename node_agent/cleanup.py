@@ -67,6 +67,8 @@ def remove_node(settings: NodeSettings, factories: Mapping[RuntimeName, Factory]
             except (RuntimeFailure, ImportError) as error:
                 log.warning("%s: %s", name, error)
         told = remove_traces(runtimes)
+        for runtime in runtimes.values():
+            runtime.close()
         if mounted := mounts_below(settings.root):
             raise StartError(f"still mounted below {settings.root}: {', '.join(mounted)}; unmount it, then try again")
         shutil.rmtree(settings.root)

@@ -113,6 +113,8 @@ class Node:
             self._remove_all()
         for pool in self._pools:
             pool.shutdown(wait=False, cancel_futures=True)
+        for runtime in self._runtimes.values():
+            runtime.close()
 
     def _remove_all(self) -> None:
         self.registry.draining = True

@@ -12,7 +12,8 @@ EXIT_NOT_FOUND = 127  # as a POSIX shell
 EXIT_KILLED = 137  # 128 + SIGKILL
 EXIT_UNKNOWN = -1
 
-_MISSING = ("not found", "no such file")
+# The port tells a missing program from one that cannot be executed by its sentence only.
+_MISSING = ("not found", "no such file", "no such program")
 _KILLERS = frozenset(DeathReason) - {DeathReason.NODE_LOST, DeathReason.START_ERROR, DeathReason.IMAGE_ERROR}
 
 

@@ -11,9 +11,10 @@ from uuid import uuid4
 import requests
 
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest
+from gateway.wire.sandboxes import RuntimeName
 from node_agent.main import Connect, Node, serve
 from node_agent.settings import NodeSettings, load_settings
-from node_agent.start import listening, origin, probed
+from node_agent.start import Factory, listening, origin, probed
 from tests.fakes.runtime import FakeRuntime
 
 CONTROL_TOKEN = "control"
@@ -95,12 +96,14 @@ class NodeUnderTest:
         """One call with the control token."""
         return self.session.request(method, self.url + path, timeout=40, **options)  # type: ignore[arg-type]
 
-    def create(self, sandbox_id: str, *, generation: int = 1, **spec: object) -> requests.Response:
+    def create(
+        self, sandbox_id: str, *, generation: int = 1, runtime: str = "runsc", **spec: object
+    ) -> requests.Response:
         """Orders a sandbox."""
         order = {
             "generation": generation,
             "operation_id": f"op-{generation}",
-            "runtime": "runsc",
+            "runtime": runtime,
             "spec": {"id": sandbox_id, "image": "fake", "memory_mb": 64, "disk_mb": 64, "cpus": 0.1} | spec,
         }
         return self.call("PUT", f"/v1/sandboxes/{sandbox_id}", json=order)
@@ -138,15 +141,20 @@ def served(
     runtime: FakeRuntime | None = None,
     gateway: FakeGateway | None = None,
     connect: Connect | None = None,
+    factories: Mapping[RuntimeName, Factory] | None = None,
     given: Mapping[str, object] | None = None,
 ) -> Iterator[NodeUnderTest]:
-    """A node that has registered; it ends, and leaves its sandboxes, at the end of the block."""
+    """A node that has registered; it ends, and leaves its sandboxes, at the end of the block.
+
+    Its engine is ``runtime``, or what ``factories`` make.
+    """
     root.mkdir(parents=True, exist_ok=True)
     gateway = gateway or FakeGateway()
-    runtime = runtime or FakeRuntime(root / "fake")
+    if runtime is None:
+        runtime = FakeRuntime(root / "fake")
     settings = node_settings(root, **(given or {}))
     listener = listening(settings.host, settings.port)
-    engines = probed(settings, {"runsc": lambda _: runtime})
+    engines = probed(settings, factories or {"runsc": lambda _: runtime})
     node = Node(settings, engines, origin(settings, listener), connect or gateway.connect)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(node, settings, listener, stop),))
