@@ -1,7 +1,9 @@
 """The commands of the service's users.  Here those that work inside sandboxes: run, exec, cp, logs."""
 
 import sys
-from typing import Annotated, Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final, Unpack
 from uuid import uuid4
 
 import typer
@@ -22,12 +24,27 @@ from gateway.cli.arguments import (
     with_access,
 )
 from gateway.cli.progress import waiting
-from ucloud_sandboxes_sdk import CreateProgress, Image, SandboxClient, SandboxHandle, SandboxSpec
+from ucloud_sandboxes_sdk import (
+    AuthenticationError,
+    CreateProgress,
+    ExecOptions,
+    Image,
+    InvalidRequestError,
+    NeverFitsError,
+    SandboxApiError,
+    SandboxClient,
+    SandboxHandle,
+    SandboxSpec,
+    SpecConflictError,
+)
 
 # Long enough for any image that has a sleep: the command runs beside it.
 STAY_UP: Final = ("sleep", "2147483647")
 # What a client that was killed leaves behind goes away by itself; a running command keeps it up.
 IDLE_SECONDS: Final = 600
+RUN_LABEL: Final = "run-id"
+# The service refused before it made anything; a sandbox of that id, if there is one, is somebody else's.
+NOTHING_MADE: Final = (AuthenticationError, InvalidRequestError, NeverFitsError, SpecConflictError)
 QUICK: Final = 0.1  # seconds in which a command that ends costs one round trip
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -72,6 +89,9 @@ def run(
         "gpus": gpu_wish(gpus),
         "labels": pairs(label, "--label"),
     }
+    if name is not None:
+        # Makes this spec unlike every other, so that a sandbox of that name is never taken for ours, and deleted.
+        wanted["labels"] |= {RUN_LABEL: uuid4().hex}
     with failures(SERVICE_FAILED), following.ended_by_signals():
         client = access().client()
         spec = SandboxSpec(
@@ -81,12 +101,10 @@ def run(
             env=environment(env),
             **{key: value for key, value in wanted.items() if value is not None},
         )
-        try:
-            sandbox = _create(client, spec)
-            code = _execute(sandbox, command, timeout=timeout, stdin=False, as_json=as_json)
-        finally:
-            if not keep:
-                client.delete_sandbox(spec.id)
+        with _sandbox_for(client, spec, keep=keep) as sandbox:
+            code = _execute(
+                sandbox, command, timeout_seconds=timeout, stdin=False, as_json=as_json, pass_interrupt=False
+            )
     if keep:
         print(f"sandbox {spec.id} stays; delete it with: sandboxes rm {spec.id}", file=sys.stderr)  # noqa: T201
     raise typer.Exit(code)
@@ -115,8 +133,16 @@ def exec_(
     """
     with failures(SERVICE_FAILED):
         sandbox = SandboxHandle(access().client(), sandbox_id)
-        options = {"env": environment(env), "working_dir": working_dir, "user": user}
-        code = _execute(sandbox, command, timeout=timeout, stdin=interactive, as_json=as_json, **options)
+        code = _execute(
+            sandbox,
+            command,
+            stdin=interactive,
+            as_json=as_json,
+            env=environment(env),
+            working_dir=working_dir,
+            user=user,
+            timeout_seconds=timeout,
+        )
     raise typer.Exit(code)
 
 
@@ -164,6 +190,32 @@ def logs(
         sys.stderr.buffer.flush()
 
 
+@contextmanager
+def _sandbox_for(client: SandboxClient, spec: SandboxSpec, *, keep: bool) -> Iterator[SandboxHandle]:
+    """A new sandbox, which is deleted unless it is to be kept or was never ours."""
+    ours = True
+    try:
+        try:
+            sandbox = _create(client, spec)
+        except NOTHING_MADE:
+            ours = False
+            raise
+        yield sandbox
+    finally:
+        if ours and not keep:
+            _delete(client, spec.id)
+
+
+def _delete(client: SandboxClient, sandbox_id: str) -> None:
+    try:
+        with waiting(f"deleting sandbox {sandbox_id}"):
+            client.delete_sandbox(sandbox_id)
+    except SandboxApiError as error:
+        # The command's own outcome is what the caller is waiting for.
+        message = f"warning: sandbox {sandbox_id} is deleted after {IDLE_SECONDS} idle seconds, not now: {error}"
+        print(message, file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+
+
 def _create(client: SandboxClient, spec: SandboxSpec) -> SandboxHandle:
     with waiting(f"starting sandbox {spec.id}") as say:
 
@@ -174,19 +226,23 @@ def _create(client: SandboxClient, spec: SandboxSpec) -> SandboxHandle:
 
 
 def _execute(
-    sandbox: SandboxHandle, command: list[str], *, timeout: float | None, stdin: bool, as_json: bool, **options: Any
+    sandbox: SandboxHandle,
+    command: list[str],
+    *,
+    stdin: bool,
+    as_json: bool,
+    pass_interrupt: bool = True,
+    **options: Unpack[ExecOptions],
 ) -> int:
     """Runs a command at the terminal's end; its exit code."""
     if as_json:
         data = sys.stdin.buffer.read() if stdin else None
-        result = sandbox.exec(command, input=data, timeout_seconds=timeout, **options)
+        result = sandbox.exec(command, input=data, **options)
         tables.print_json(following.as_json(result, sandbox.id))
         return result.exit_code if result.exit_code is not None else SERVICE_FAILED
     quick = None if stdin else QUICK
-    handle = sandbox.client.start_exec(
-        sandbox.id, command, stdin=stdin, wait_seconds=quick, timeout_seconds=timeout, **options
-    )
-    return following.follow(handle, stdin=stdin)
+    handle = sandbox.client.start_exec(sandbox.id, command, stdin=stdin, wait_seconds=quick, **options)
+    return following.follow(handle, stdin=stdin, pass_interrupt=pass_interrupt)
 
 
 for _command in (run, exec_, fleet.ls, cp, logs, fleet.rm, fleet.pause, fleet.resume, fleet.restart, fleet.nodes):

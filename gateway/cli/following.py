@@ -19,7 +19,6 @@ READ: Final = 64 * 1024
 BLOCK: Final = 512 * 1024
 STDIN: Final = 0
 BROKEN_PIPE: Final = 128 + signal.SIGPIPE
-INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINAL: Final = frozenset({ExecStatus.EXITED, ExecStatus.FAILED})
 
 
@@ -55,25 +54,25 @@ class _Input:
             print(f"error: {self._session_id} goes on without its input: {error}", file=sys.stderr)  # noqa: T201
 
 
-def follow(handle: ExecHandle, *, stdin: bool) -> int:
+def follow(handle: ExecHandle, *, stdin: bool, pass_interrupt: bool = True) -> int:
     """Writes out what a command says as it says it, and returns its exit code.
 
-    Ctrl-C is passed on as SIGINT; a second one kills the command's process group.
+    With ``pass_interrupt`` Ctrl-C goes on to the command as SIGINT, and a second one kills its process group.
 
     Raises:
         CommandFailed: the outcome cannot be known (exit code 125).
+        KeyboardInterrupt: on the third Ctrl-C, or the first without ``pass_interrupt``.
     """
     source = _Input(handle) if stdin else None
-    interrupts = 0
+    passed = iter((signal.SIGINT, signal.SIGKILL) if pass_interrupt else ())
     while True:
         try:
             _write_out(handle)
             break
         except KeyboardInterrupt:
-            interrupts += 1
-            handle.signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
-            if interrupts > 2:
-                return INTERRUPTED
+            if (number := next(passed, None)) is None:
+                raise
+            handle.signal(number)
         except BrokenPipeError:
             handle.kill()
             _discard_stdout()

@@ -2,9 +2,11 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,7 @@ def test_run_passes_everything_through_and_deletes(cli: Cli, gateway: Gateway, m
     spec = SandboxSpec.model_validate_json(gateway.sent("POST", "/sandboxes")[0].body)
     assert (spec.id, spec.image, spec.cpus, spec.memory_mb, spec.disk_mb) == ("mine", "busybox", 0.5, 64, 128)
     assert (spec.network, spec.ttl_seconds, spec.isolation) == ("bridge", 60, "runc")
-    assert (spec.env, spec.labels) == ({"A": "b=c", "SECRET": "s3"}, {"k": "v"})
+    assert (spec.env, spec.labels["k"]) == ({"A": "b=c", "SECRET": "s3"}, "v")
     assert spec.idle_seconds  # a client that is killed leaves nothing for ever
     order = ExecRequest.model_validate_json(gateway.sent("POST", "/exec")[0].body)
     assert (order.command, order.timeout_seconds) == (["sh", "-c", "exit 3"], 9)
@@ -98,12 +100,34 @@ def test_run_keep_leaves_the_sandbox_and_says_so(cli: Cli, gateway: Gateway) -> 
     assert gateway.sandboxes[name].spec.gpus == 1
 
 
+@pytest.mark.parametrize("code", [ErrorCode.IMAGE_ERROR, ErrorCode.INVALID_REQUEST])
+def test_run_deletes_what_it_made_also_when_the_exec_is_refused(cli: Cli, gateway: Gateway, code: ErrorCode) -> None:
+    gateway.next("POST", "/exec", error(code))
+    assert cli("run", "busybox", "--", "true")[0] == 125
+    assert gateway.sandboxes == {}
+
+
 @pytest.mark.parametrize("path", ["/v1/sandboxes", "/exec"])
 def test_run_tells_a_failure_of_the_service_from_the_command_s_own(cli: Cli, gateway: Gateway, path: str) -> None:
     gateway.next("POST", path, error(ErrorCode.IMAGE_ERROR, "image busybox: not found"))
     assert cli("run", "busybox", "--", "true") == (125, b"", "error: image busybox: not found\n")
     assert gateway.sandboxes == {}
     assert gateway.sent("DELETE", "/run-[0-9a-f]+")
+
+
+def test_run_does_not_touch_a_sandbox_that_was_there(cli: Cli, gateway: Gateway, box: str) -> None:
+    assert cli("run", "--name", "mine", "--keep", "busybox", "--", "true")[0] == 0
+    code, _, err = cli("run", "--name", "mine", "busybox", "--", "true")
+    assert (code, err) == (125, "error: sandbox mine exists with another spec\n")
+    assert set(gateway.sandboxes) == {"box", "mine"}
+
+
+def test_run_keeps_the_command_s_exit_code_when_the_delete_fails(cli: Cli, gateway: Gateway) -> None:
+    gateway.program = lambda request, stdin: ([], 7)
+    gateway.next("DELETE", "/run-[0-9a-f]+", error(ErrorCode.INTERNAL, "broken"))
+    code, _, err = cli("run", "busybox", "--", "true")
+    assert code == 7
+    assert err.startswith("warning: sandbox run-")
 
 
 def test_run_json_is_one_object(cli: Cli) -> None:
@@ -190,6 +214,33 @@ def test_a_reader_that_leaves_ends_the_command(environment: dict[str, str], gate
         running.wait(timeout=30)
     assert running.returncode == 141
     assert gateway.sent("POST", "/signal")[0].json() == {"signal": signal.SIGKILL}
+
+
+# -- signs of life ----------------------------------------------------------------------------------------------------
+
+
+def test_a_wait_is_shown_on_a_terminal(
+    environment: dict[str, str], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cli.progress.PATIENCE", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    release = threading.Event()
+    gateway.next("GET", "/sandboxes", Reply(body=b'{"sandboxes":[]}', hang=release))
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        codes: list[int] = []
+        thread = threading.Thread(target=lambda: codes.append(root.run(["ls", "-q"])))
+        thread.start()
+        shown = b""
+        while b"listing sandboxes" not in shown:
+            shown += os.read(ours, 4096)
+        release.set()
+        while thread.is_alive():  # a terminal that nobody reads holds its writer up
+            if select.select([ours], [], [], 0.01)[0]:
+                os.read(ours, 4096)
+    os.close(ours)
+    assert codes == [0]
 
 
 # -- lists and lives --------------------------------------------------------------------------------------------------
