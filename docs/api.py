@@ -5,7 +5,6 @@
 
 import ast
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -120,8 +119,8 @@ def rendered(page: str, document: dict[str, Any]) -> str:
     blocks = {"routes": routes(document), "errors": errors(), "limits": limits()}
     blocks |= {marker: model(*where) for marker, where in MODELS.items()}
     for marker, block in blocks.items():
-        made = f"<!-- {marker} -->\n{block}<!-- end -->"
-        page = re.sub(rf"<!-- {marker} -->\n.*?<!-- end -->", lambda _, made=made: made, page, flags=re.DOTALL)
+        begin = page.index(f"<!-- {marker} -->\n") + len(f"<!-- {marker} -->\n")
+        page = page[:begin] + block + page[page.index("<!-- end -->", begin) :]
     return page
 
 

@@ -1,0 +1,300 @@
+"""The typed client: what it sends, what it makes of answers, and when it tries again."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import client as module
+from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
+from gateway.wire import limits
+from gateway.wire.capacity import Ceilings
+from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import Heartbeat, JoinTokenRequest, RegisterRequest
+from gateway.wire.resources import Shape
+from gateway.wire.sandboxes import SandboxList, SandboxSpec
+from gateway.wire.states import SandboxState
+from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
+from tests.fakes.edge import node_record, record
+from tests.fakes.gateway import error
+from tests.fakes.scripted import Drop, Recorded, Reply, ScriptedServer
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+TOKEN_RECORD = TokenRecord(id="t", name="n", scope=Scope.CLIENT, created_at=NOW)
+HEARTBEAT = Heartbeat(
+    sequence=1,
+    boot_id="b",
+    node_url="http://n",
+    agent_version="1",
+    total=Shape(),
+    reserved=Shape(),
+    used_memory_mb=1,
+    used_disk_mb=1,
+    runtimes=[],
+    inventory=[],
+)
+REGISTER = RegisterRequest(node_url="http://n", instance="i", agent_version="1", total=Shape(), runtimes=[])
+NODE = {"node": node_record().model_dump(mode="json")}
+BOX = record(SandboxSpec(id="box", image="i")).model_dump(mode="json")
+
+
+class Server:
+    """Answers one reply a call, the last one for ever, and keeps the calls."""
+
+    def __init__(self) -> None:
+        self.seen: list[Recorded] = []
+        self.replies: list[Reply] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, request: Recorded) -> Reply:
+        with self.lock:
+            self.seen.append(request)
+            return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def url(server: Server) -> Iterator[str]:
+    with ScriptedServer(server) as running:
+        yield running.url
+
+
+class Sleeps(list[float]):
+    """Remembers how long it was asked to sleep, and does not."""
+
+    def __call__(self, seconds: float) -> None:
+        self.append(seconds)
+
+
+def json_reply(value: Any, status: int = 200, **headers: str) -> Reply:
+    return Reply(status, json.dumps(value).encode(), headers)
+
+
+# name -> (call, method, path, answer, whether it is tried again)
+CALLS: dict[str, tuple[Callable[[GatewayClient], Any], str, str, Any, bool]] = {
+    "register": (
+        lambda c: c.register(REGISTER),
+        "POST",
+        "/v1/nodes/register",
+        {"node_id": "n", "credential": "c", "control_token": "k", "heartbeat_seconds": 5},
+        False,
+    ),
+    "heartbeat": (
+        lambda c: c.heartbeat("n 1", HEARTBEAT),
+        "POST",
+        "/v1/nodes/n%201/heartbeat",
+        {"heartbeat_seconds": 5},
+        False,
+    ),
+    "join_token": (
+        lambda c: c.join_token(JoinTokenRequest(instance="i", pool="p")),
+        "POST",
+        "/v1/nodes/join-tokens",
+        {"token": "j", "instance": "i", "expires_at": NOW.isoformat()},
+        False,
+    ),
+    "nodes": (lambda c: c.nodes(), "GET", "/v1/nodes", {"nodes": []}, True),
+    "drain": (lambda c: c.drain("n", False), "POST", "/v1/nodes/n/drain", NODE, True),
+    "remove_node": (lambda c: c.remove_node("n"), "DELETE", "/v1/nodes/n", NODE, True),
+    "demand": (
+        lambda c: c.demand(),
+        "GET",
+        "/v1/demand",
+        {"waiting": [], "pending_count": 0, "pending_resources": {}},
+        True,
+    ),
+    "put_ceilings": (lambda c: c.put_ceilings(Ceilings(pools=[])), "PUT", "/v1/capacity/ceilings", {}, True),
+    "tokens": (lambda c: c.tokens(), "GET", "/v1/tokens", {"tokens": []}, True),
+    "create_token": (
+        lambda c: c.create_token(TokenRequest(name="n", scope=Scope.CLIENT)),
+        "POST",
+        "/v1/tokens",
+        TokenCreated(token="s", record=TOKEN_RECORD).model_dump(mode="json"),
+        False,
+    ),
+    "revoke_token": (
+        lambda c: c.revoke_token("a/b"),
+        "DELETE",
+        "/v1/tokens/a%2Fb",
+        TOKEN_RECORD.model_dump(mode="json"),
+        True,
+    ),
+    "sandboxes": (
+        lambda c: list(c.sandboxes()),
+        "GET",
+        "/v1/sandboxes",
+        SandboxList(sandboxes=[]).model_dump(mode="json"),
+        True,
+    ),
+    "sandbox": (lambda c: c.sandbox("box"), "GET", "/v1/sandboxes/box", {"sandbox": BOX}, True),
+    "delete_sandbox": (lambda c: c.delete_sandbox("box"), "DELETE", "/v1/sandboxes/box", {"deleted": False}, True),
+    "health": (lambda c: c.health(), "GET", "/healthz", {"ok": True, "version": "1"}, False),
+    "readiness": (lambda c: c.readiness(), "GET", "/readyz", {"ok": True}, False),
+}
+
+
+def test_every_public_method_is_tested() -> None:
+    assert {name for name in vars(GatewayClient) if not name.startswith("_")} == set(CALLS)
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+def test_what_is_sent(server: Server, url: str, name: str) -> None:
+    call, method, path, answer, _ = CALLS[name]
+    server.replies = [json_reply({**answer, "from_the_future": 1})]
+    call(GatewayClient(url + "/", " secret\n"))
+    (seen,) = server.seen
+    assert (seen.method, seen.path) == (method, path)
+    assert seen.headers["authorization"] == "Bearer secret"
+    assert ("content-type" in seen.headers) == bool(seen.body)
+    assert not seen.body or seen.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("name", list(CALLS))
+@pytest.mark.parametrize("first", [Drop(), error(ErrorCode.BUSY)], ids=["broken", "busy"])
+def test_only_what_does_no_harm_twice_is_tried_again(server: Server, url: str, name: str, first: Reply) -> None:
+    call, _, _, answer, again = CALLS[name]
+    server.replies = [first, json_reply(answer)]
+    client = GatewayClient(url, "t", sleep=Sleeps())
+    if again:
+        call(client)
+    else:
+        with pytest.raises((GatewayError, GatewayUnreachableError)):
+            call(client)
+    assert len(server.seen) == 1 + int(again)
+
+
+def test_tries_are_bounded_and_pauses_grow(server: Server, url: str) -> None:
+    server.replies = [Drop()]
+    sleeps = Sleeps()
+    with pytest.raises(GatewayUnreachableError):
+        GatewayClient(url, "t", attempts=6, sleep=sleeps).nodes()
+    assert len(server.seen) == 6
+    assert [0.125 * 2**n <= pause <= 0.25 * 2**n for n, pause in enumerate(sleeps)] == [True] * 5
+
+
+@pytest.mark.parametrize(("header", "pause"), [("2", 2.0), ("0", 0.125), ("nonsense", 0.125)])
+def test_retry_after_is_honoured(server: Server, url: str, header: str, pause: float) -> None:
+    server.replies = [error(ErrorCode.BUSY, headers={"Retry-After": header}), json_reply({"nodes": []})]
+    sleeps = Sleeps()
+    GatewayClient(url, "t", sleep=sleeps).nodes()
+    assert sleeps[0] >= pause
+
+
+def test_a_long_retry_after_is_the_callers_to_wait(server: Server, url: str) -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=60))
+    server.replies = [error(ErrorCode.BUSY, headers={"Retry-After": later})]
+    with pytest.raises(GatewayError) as refused:
+        GatewayClient(url, "t", sleep=Sleeps()).nodes()
+    assert refused.value.retry_after is not None
+    assert 50 < refused.value.retry_after <= 60
+    assert len(server.seen) == 1
+
+
+def test_an_error_carries_all_that_was_told(server: Server, url: str) -> None:
+    server.replies = [error(ErrorCode.NEVER_FITS, "too large", requested_resources=Shape(cpus=9))]
+    with pytest.raises(GatewayError, match="too large") as refused:
+        GatewayClient(url, "t").nodes()
+    told = refused.value
+    assert (told.status, told.code, told.retryable, told.retry_after) == (422, ErrorCode.NEVER_FITS, False, None)
+    assert told.body is not None
+    assert told.body.requested_resources == Shape(cpus=9)
+
+
+@pytest.mark.parametrize(
+    ("reply", "retryable"),
+    [
+        (Reply(502, b"<html>"), True),
+        (Reply(404, b"<html>"), False),
+        (Reply(302, b"", {"Location": "/elsewhere"}), False),
+        (json_reply({"error": "x", "code": "of_the_future"}, 503), True),
+    ],
+)
+def test_an_answer_that_is_not_the_gateways(server: Server, url: str, reply: Reply, retryable: bool) -> None:
+    server.replies = [reply]
+    with pytest.raises(GatewayError) as refused:
+        GatewayClient(url, "t", attempts=1).nodes()
+    assert (refused.value.code, refused.value.status) == (None, reply.status)
+    assert refused.value.retryable is retryable
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"\xff", b"<html>"])
+def test_a_success_that_is_not_the_gateways(server: Server, url: str, body: bytes) -> None:
+    server.replies = [Reply(200, body)]
+    with pytest.raises(GatewayUnreachableError, match="NodeList"):
+        GatewayClient(url, "t").nodes()
+
+
+def test_an_answer_without_end_is_given_up(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ANSWER", 3 * limits.MIB)
+    server.replies = [Reply(200, chunks=(bytes(limits.MIB) for _ in range(1000)))]
+    with pytest.raises(GatewayUnreachableError, match="larger than"):
+        GatewayClient(url, "t", attempts=1).nodes()
+
+
+def test_pages_are_read_on(server: Server, url: str) -> None:
+    server.replies = [
+        json_reply({"sandboxes": [BOX], "next_cursor": "c/1"}),
+        json_reply({"sandboxes": [BOX, BOX]}),
+    ]
+    found = list(GatewayClient(url, "t").sandboxes(labels={"a": "b=c"}, state=SandboxState.RUNNING))
+    assert len(found) == 3
+    assert [seen.query for seen in server.seen] == [
+        {"label": "a=b=c", "state": "running"},
+        {"label": "a=b=c", "state": "running", "cursor": "c/1"},
+    ]
+
+
+def test_a_netrc_does_not_replace_the_token(
+    server: Server, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password other\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    server.replies = [json_reply({"nodes": []})]
+    GatewayClient(url, "t").nodes()
+    assert server.seen[0].headers["authorization"] == "Bearer t"
+
+
+def test_without_a_token_none_is_sent(server: Server, url: str) -> None:
+    server.replies = [json_reply({"ok": True, "version": "1"})]
+    GatewayClient(url, "").health()
+    assert "authorization" not in server.seen[0].headers
+
+
+def test_a_gateway_that_is_not_ready_says_why(server: Server, url: str) -> None:
+    server.replies = [json_reply({"ok": False, "problems": ["the disk is full"]}, 503)]
+    assert GatewayClient(url, "t").readiness().problems == ["the disk is full"]
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(GatewayUnreachableError, match="refused"):
+        GatewayClient("http://127.0.0.1:9", "t", attempts=1).nodes()
+
+
+def test_an_answer_that_does_not_come(server: Server, url: str) -> None:
+    hang = threading.Event()
+    server.replies = [Reply(hang=hang)]
+    try:
+        with pytest.raises(GatewayUnreachableError, match="timed out"):
+            GatewayClient(url, "t", timeout=(1.0, 0.1), attempts=1).nodes()
+    finally:
+        hang.set()
+
+
+def test_many_threads_share_a_client(server: Server, url: str) -> None:
+    server.replies = [json_reply({"nodes": []})]
+    client = GatewayClient(url, "t")
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: client.nodes(), range(64))) == [[]] * 64
