@@ -1,0 +1,143 @@
+"""The node agent over the real engines: every layer from HTTP to the sandbox's processes."""
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.wire.states import DeathReason
+from node_agent.cleanup import record_engines, recorded_settings, remove_node
+from node_agent.engines import FACTORIES
+from tests.engines import leftovers
+from tests.engines.dockerd import Daemon
+from tests.engines.images import TestImages
+from tests.fakes.node import FakeGateway, NodeUnderTest, node_settings, served
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+
+CASES = [("runsc", "gvisor"), ("docker", "gvisor"), ("docker", "runc")]
+
+
+@dataclass
+class Place:
+    """Where a node of these tests lives."""
+
+    root: Path
+    given: dict[str, object]
+    image: str
+    node: NodeUnderTest | None = None
+
+
+@pytest.fixture(scope="module")
+def place(docker_daemon: Daemon, test_images: TestImages) -> Iterator[Place]:
+    root = Path(tempfile.mkdtemp(prefix="sfa-", dir="/tmp"))  # short: sockets lie below it
+    given: dict[str, object] = {"docker_url": docker_daemon.url, "runtimes": ("runsc", "docker")}
+    yield Place(root, given, test_images.busybox)
+    settings = node_settings(root, **given)
+    record_engines(settings)
+    remove_node(recorded_settings(root), FACTORIES)
+    assert not root.exists()
+    assert leftovers.of_node(root, settings.tag) == []
+
+
+@pytest.fixture(scope="module")
+def node(place: Place) -> Iterator[NodeUnderTest]:
+    with served(place.root, factories=FACTORIES, given=place.given) as under_test:
+        yield under_test
+
+
+@pytest.fixture(params=CASES, ids=["-".join(case) for case in CASES])
+def box(request: pytest.FixtureRequest, node: NodeUnderTest, place: Place) -> Iterator[str]:
+    runtime, isolation = request.param
+    sandbox_id = f"{runtime}-{isolation}-{os.urandom(3).hex()}"
+    answer = node.create(sandbox_id, runtime=runtime, isolation=isolation, image=place.image, command=["sleep", "600"])
+    assert answer.status_code == 200, answer.text
+    yield sandbox_id
+    assert node.delete(sandbox_id).status_code == 200
+
+
+def test_exec_files_pause_and_usage(node: NodeUnderTest, box: str) -> None:
+    told: Any = node.exec(box, ["sh", "-c", "id -u; echo err >&2; exit 3"]).json()
+    assert [(e["stream"], e["data"]) for e in told["events"] if e["stream"] in {"stdout", "stderr"}] in (
+        [("stdout", "1000\n"), ("stderr", "err\n")],
+        [("stderr", "err\n"), ("stdout", "1000\n")],
+    )
+    assert told["session"]["exit_code"] == 3
+    data = os.urandom(20_000_000)
+    files = f"/v1/sandboxes/{box}/files"
+    put = node.call("PUT", files, params={"path": "/workspace/a b/new\nline"}, data=data)
+    assert put.status_code == 200, put.text
+    got = node.call("GET", files, params={"path": "a b/new\nline"})
+    assert hashlib.sha256(got.content).digest() == hashlib.sha256(data).digest()
+    for path, code in (("/workspace/a b", "is_directory"), ("missing", "file_not_found")):
+        assert node.call("GET", files, params={"path": path}).json()["code"] == code
+    assert node.call("PUT", files, params={"path": "/etc/passwd"}, data=b"x").json()["code"] == "file_permission"
+    assert node.call("POST", f"/v1/sandboxes/{box}/pause").json()["sandbox"]["state"] == "paused"
+    assert node.call("POST", f"/v1/sandboxes/{box}/resume").json()["sandbox"]["state"] == "running"
+    assert node.call("GET", f"/v1/sandboxes/{box}/usage").json()["pids"] >= 1
+
+
+def test_a_timeout_keeps_the_output(node: NodeUnderTest, box: str) -> None:
+    told = node.exec(box, ["sh", "-c", "echo before; sleep 60 & sleep 60"], timeout_seconds=1).json()
+    assert (told["session"]["exit_code"], told["session"]["timed_out"]) == (124, True)
+    assert "before\n" in [e["data"] for e in told["events"]]
+
+
+def test_programs_that_do_not_start(node: NodeUnderTest, box: str) -> None:
+    for program, code in (("no-such-program", 127), ("/etc/passwd", 126)):
+        told = node.exec(box, [program]).json()
+        assert (told["session"]["status"], told["session"]["exit_code"]) == ("failed", code), told
+
+
+def test_stdin_goes_in(node: NodeUnderTest, box: str) -> None:
+    session = node.exec(box, ["wc", "-c"], stdin=True, wait=0).json()["session"]["id"]
+    node.call("POST", f"/v1/exec/{session}/stdin", json={"data": "x" * 1_000_000, "eof": True})
+    told: Any = {"session": {"status": "running"}}
+    events: list[Any] = []
+    while told["session"]["status"] == "running" or told["events"]:
+        told = node.events(session, len(events))
+        events += told["events"]
+    assert "1000000\n" in [e["data"] for e in events]
+
+
+def test_delete_while_an_exec_runs(node: NodeUnderTest, box: str) -> None:
+    session = node.exec(box, ["sleep", "60"], wait=0).json()["session"]["id"]
+    told: Any = node.events(session)
+    assert told["events"], told
+    reader: list[Any] = []
+    thread = threading.Thread(target=lambda: reader.append(node.events(session, 1)))
+    thread.start()
+    assert node.delete(box).status_code == 200
+    thread.join(30)
+    assert reader[0]["session"]["status"] == "failed"
+
+
+@pytest.mark.parametrize(("runtime", "isolation"), CASES)
+def test_a_restart_of_the_agent_adopts_real_sandboxes(place: Place, runtime: str, isolation: str) -> None:
+    root = place.root.with_name(f"{place.root.name}-{runtime}{isolation}")
+    sandbox_id = "adopted"
+    try:
+        with served(root, factories=FACTORIES, given=place.given) as first:
+            first_process = ["sh", "-c", "while [ ! -e /workspace/end ]; do sleep 0.1; done; exit 5"]
+            wish = {"runtime": runtime, "isolation": isolation, "image": place.image, "command": first_process}
+            answer = first.create(sandbox_id, **wish)  # type: ignore[arg-type]
+            assert answer.status_code == 200, answer.text
+        gateway = FakeGateway(answer=FakeGateway().answer.model_copy(update={"heartbeat_seconds": 3600.0}))
+        with served(root, factories=FACTORIES, given=place.given, gateway=gateway) as second:
+            assert gateway.seen(sandbox_id) == "running"
+            assert second.exec(sandbox_id, ["echo", "hi"]).json()["session"]["exit_code"] == 0
+            second.exec(sandbox_id, ["touch", "/workspace/end"])
+            gateway.wait_for("the end is told", lambda: gateway.seen(sandbox_id) == "exited", 30.0)
+            item = gateway.heartbeats[-1].inventory[0]
+            assert (item.reason, item.exit_code) == (DeathReason.EXITED, 5)
+    finally:
+        settings = node_settings(root, **place.given)
+        record_engines(settings)
+        remove_node(recorded_settings(root), FACTORIES)
+        assert leftovers.of_node(root, settings.tag) == []
