@@ -7,6 +7,7 @@ the arguments alone.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gateway.core.model import Node, Sandbox
 from gateway.wire.capacity import PoolCeiling
@@ -51,6 +52,12 @@ class NodeRoom:
         """What is left."""
         return self.node.total.minus(self.reserved)
 
+    @cached_property
+    def amounts(self) -> tuple[tuple[float, float], ...]:
+        """Free and total of each resource, as plain numbers: they are compared for every sandbox and node."""
+        total, reserved = self.node.total, self.reserved
+        return tuple((getattr(total, name) - getattr(reserved, name), getattr(total, name)) for name in RESOURCES)
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -86,12 +93,20 @@ def place(wanted: Wanted, nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeil
     nodes nor ceilings are known it has to wait, since nothing is known about what could be had.
     """
     rooms = sorted((room for room in nodes if room.node.state in LIVE_NODES), key=lambda room: room.node.id)
-    judged = [(room, _judge(wanted, room)) for room in rooms]
-    fitting = [(room, found) for room, found in judged if isinstance(found, Placed)]
+    return _place(wanted, rooms, ceilings)
+
+
+def _place(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> Placement:
+    """As `place`, over live nodes sorted by id."""
+    need = tuple(getattr(wanted.shape, name) for name in RESOURCES)
+    # `min` takes the first of equals, and rooms are sorted by id.
+    fitting = [(left, room) for room in rooms if (left := _left(need, room)) is not None and not _refusal(wanted, room)]
     if fitting:
-        # `min` takes the first of equals, and rooms are sorted by id.
-        return min(fitting, key=lambda pair: _left(wanted, pair[0]))[1]
-    reasons = tuple(f"node {room.node.id}: {found}" for room, found in judged if isinstance(found, str))
+        node = min(fitting, key=lambda pair: pair[0])[1].node
+        runtime = runtime_for(wanted, node)
+        assert runtime is not None  # noqa: S101 - narrows for the type checker; `_refusal` has looked
+        return Placed(node.id, runtime, node.total.gpus if wanted.all_gpus else wanted.shape.gpus)
+    reasons = tuple(f"node {room.node.id}: {_refusal(wanted, room) or _too_little(wanted, room)}" for room in rooms)
     return _never(wanted, rooms, ceilings) or NoRoom(reasons)
 
 
@@ -102,11 +117,12 @@ def place_all(
 
     Equal needs are judged once when they find no room: room only shrinks on the way.
     """
-    rooms = {room.node.id: room for room in nodes}
+    rooms = {room.node.id: room for room in sorted(nodes, key=lambda room: room.node.id)}
+    live = [name for name, room in rooms.items() if room.node.state in LIVE_NODES]
     refused: dict[Wanted, Placement] = {}
     answers: dict[str, Placement] = {}
     for sandbox_id, wanted in waiting:
-        answer = refused.get(wanted) or place(wanted, rooms.values(), ceilings)
+        answer = refused.get(wanted) or _place(wanted, [rooms[name] for name in live], ceilings)
         answers[sandbox_id] = answer
         if isinstance(answer, Placed):
             room = rooms[answer.node_id]
@@ -119,47 +135,53 @@ def place_all(
 
 def runtime_for(wanted: Wanted, node: Node) -> RuntimeName | None:
     """The preferred runtime of ``node`` that can hold ``wanted``."""
-    able = {
-        report.name
-        for report in node.runtimes
-        if wanted.isolation in report.isolations
-        and wanted.runtime in {None, report.name}
-        and (report.gpus or not _wants_gpus(wanted))
-    }
-    return next((name for name in PREFERENCE if name in able), None)
+    gpus = _wants_gpus(wanted)
+    for name in PREFERENCE:
+        if wanted.runtime in {None, name}:
+            for report in node.runtimes:
+                if report.name == name and wanted.isolation in report.isolations and (report.gpus or not gpus):
+                    return name
+    return None
 
 
 def _wants_gpus(wanted: Wanted) -> bool:
     return wanted.all_gpus or wanted.shape.gpus > 0
 
 
-def _judge(wanted: Wanted, room: NodeRoom) -> Placed | str:
-    """The placement on this node, or why not."""
+def _refusal(wanted: Wanted, room: NodeRoom) -> str | None:
+    """Why this node is out of the question now, apart from what it has free; ``None`` when it is not."""
     node = room.node
-    runtime = runtime_for(wanted, node)
-    short = wanted.shape.shortfalls(room.free)
     if node.state is not NodeState.READY:
         return f"is {node.state}"
     if node.heartbeat_at is None:
         return "has not reported yet"
     if node.id in wanted.avoid:
         return "refused it just now"
-    if runtime is None:
+    if runtime_for(wanted, node) is None:
         return f"has no {wanted.runtime or 'runtime'} with isolation {wanted.isolation}" + (
             " and GPUs" if _wants_gpus(wanted) else ""
         )
-    if short:
-        return "has too little free: " + _compare(short, wanted.shape, room.free)
     if wanted.all_gpus and room.reserved.gpus:
         return "has GPUs in use, and all of them are asked for"
-    return Placed(node.id, runtime, node.total.gpus if wanted.all_gpus else wanted.shape.gpus)
+    return None
 
 
-def _left(wanted: Wanted, room: NodeRoom) -> float:
-    """Sum over the node's resources of the share that would be left; the smallest is the best fit."""
-    left = room.free.minus(wanted.shape)
-    shares = ((getattr(left, name), getattr(room.node.total, name)) for name in RESOURCES)
-    return float(sum(rest / total for rest, total in shares if total))
+def _too_little(wanted: Wanted, room: NodeRoom) -> str:
+    return "has too little free: " + _compare(wanted.shape.shortfalls(room.free), wanted.shape, room.free)
+
+
+def _left(need: Sequence[float], room: NodeRoom) -> float | None:
+    """Sum over the node's resources of the share that would be left, the smallest being the best fit.
+
+    ``None`` when there is too little of one.  Equal to `Shape.shortfalls`, its tolerance included.
+    """
+    share = 0.0
+    for wanted, (free, total) in zip(need, room.amounts, strict=True):
+        if wanted > free + 1e-6:
+            return None
+        if total:
+            share += (free - wanted) / total
+    return share
 
 
 def _never(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> NeverFits | None:

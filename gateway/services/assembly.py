@@ -1,5 +1,6 @@
 """All services of one gateway, put together and run."""
 
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from sqlmodel import Session
 from gateway.core.lifecycle import UNSETTLED
 from gateway.core.liveness import Patience
 from gateway.core.model import Node, Sandbox
+from gateway.errors import ApiError
 from gateway.services.activity import Activity
 from gateway.services.background import Background
 from gateway.services.capacity import CapacityService
@@ -28,6 +30,8 @@ from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
 from gateway.store.db import Database
 from gateway.wire.states import SandboxState
+
+log = logging.getLogger(__name__)
 
 
 def random_id() -> str:
@@ -93,6 +97,8 @@ class Services:
         await self.works.rim.background.stop()
         try:
             await self.works.activity.flush()
+        except ApiError as error:
+            log.warning("the last uses of sandboxes were not written: %s", error.message)
         finally:
             self.close()
 

@@ -113,10 +113,9 @@ class Drivers:
         now = self._rim.clock.now()
         outcome = lifecycle.outcome_of(error.code)
         log.info("node %s on create of %s: %s (%s)", address.node_id, sandbox.id, error.message, outcome.value)
-        if outcome is Outcome.UNKNOWN:
-            return False
+        if outcome is Outcome.UNKNOWN or (outcome is Outcome.REFUSED and sandbox.ever_ran):
+            return False  # a restart can go nowhere else, since the workspace is here: it is asked for again
         if outcome is Outcome.FINAL or sandbox.ever_ran:
-            # A restart can go nowhere else: the workspace is here.
             await self._change(sandbox, lambda row: lifecycle.failed(row, error.code, error.message, now))
         else:
             self._rim.dispatcher.avoid(sandbox.id, address.node_id)

@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import fields
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
@@ -14,7 +15,19 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 
-RUNTIMES = TypeAdapter(tuple[RuntimeReport, ...])
+_RUNTIMES = TypeAdapter(tuple[RuntimeReport, ...])
+LARGEST_KEPT: Final = 4096
+"""Longest text of a spec whose parsed value is kept."""
+
+# Parsed values are frozen, and rows are read far more often than these columns change.
+_shape = lru_cache(4096)(Shape.model_validate_json)
+_runtimes = lru_cache(256)(_RUNTIMES.validate_json)
+_kept_spec = lru_cache(4096)(SandboxSpec.model_validate_json)
+
+
+def _spec(text: str) -> SandboxSpec:
+    return _kept_spec(text) if len(text) <= LARGEST_KEPT else SandboxSpec.model_validate_json(text)
+
 
 _SANDBOX_PLAIN = frozenset(field.name for field in fields(Sandbox)) - {"spec", "state", "reason", "error"}
 _NODE_PLAIN = frozenset(field.name for field in fields(Node)) - {"state", "total", "runtimes", "pressure"}
@@ -23,7 +36,7 @@ _NODE_PLAIN = frozenset(field.name for field in fields(Node)) - {"state", "total
 def sandbox_of(row: SandboxRow) -> Sandbox:
     """The domain value of a row."""
     return Sandbox(
-        spec=SandboxSpec.model_validate_json(row.spec),
+        spec=_spec(row.spec),
         state=SandboxState(row.state),
         reason=None if row.reason is None else DeathReason(row.reason),
         error=None if row.error is None else ErrorCode(row.error),
@@ -53,8 +66,8 @@ def node_of(row: NodeRow) -> Node:
     """The domain value of a row."""
     return Node(
         state=NodeState(row.state),
-        total=Shape.model_validate_json(row.total),
-        runtimes=RUNTIMES.validate_json(row.runtimes),
+        total=_shape(row.total),
+        runtimes=_runtimes(row.runtimes),
         pressure=Pressure.model_validate_json(row.pressure),
         **{name: getattr(row, name) for name in _NODE_PLAIN},
     )

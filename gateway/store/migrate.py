@@ -20,7 +20,7 @@ def migrate(connection: Connection) -> None:
         SchemaError: it was written by a newer version.
     """
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     script = ScriptDirectory.from_config(config)
