@@ -10,6 +10,8 @@ import requests
 
 from gateway.wire.sandboxes import Isolation
 from gateway.wire.states import DeathReason
+from node_agent.host import cgroup
+from node_agent.host.cgroup import Cgroup
 from node_agent.runtime.base import Death, EngineState
 from node_agent.runtime.docker import config, layer
 from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
@@ -70,17 +72,36 @@ class Containers:
                 layer.unmount(layer.place(inspected))
                 self._api.client.remove_container(container, force=True, v=True)
             except NotFound:
-                return
+                pass
             except APIError as error:
                 if error.status_code != _IN_PROGRESS:
                     raise
                 with contextlib.suppress(NotFound):  # somebody else removes it
                     self._api.client.wait(container, timeout=_END_TIMEOUT, condition="removed")
+        self._clear_group(container)
+
+    def sweep_groups(self) -> list[str]:
+        """Removes the node's cgroups that no container has; tells which."""
+        tag = config.cgroup_tag(self._tag)
+        known = set(self.all())
+        gone = [f"cgroup of container {name[:12]}" for name in cgroup.names(tag) - known if self._clear_group(name)]
+        if not known and cgroup.remove_parent(tag):
+            gone.append(f"cgroup {config.cgroup_parent(self._tag)}")
+        return gone
+
+    def _clear_group(self, container: str) -> bool:
+        """runsc leaves the group behind when it was killed, or had an exec."""
+        group = Cgroup(config.cgroup_tag(self._tag), container)
+        group.kill()
+        return group.remove()
 
     def _end(self, inspected: dict[str, Any]) -> None:
         container, pid = inspected["Id"], inspected["State"]["Pid"]
         if not pid:
             return
+        if inspected["State"]["Paused"]:
+            with contextlib.suppress(APIError):  # gVisor answers a kill only after a while when it is paused
+                self._api.client.unpause(container)
         try:
             self._api.client.kill(container)
             self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")

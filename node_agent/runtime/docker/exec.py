@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.wire.errors import ErrorCode
@@ -25,6 +25,29 @@ class Signaller(Protocol):
         """SIGKILL to the leader's group, its session and every descendant."""
 
 
+@dataclass(frozen=True)
+class Lost:
+    """What is known of an exec whose stream ended without an end mark.
+
+    Attributes:
+        sandbox_alive: whether the sandbox runs on.
+        exit: how the shell around the process ended, which may be how the process did; ``None`` when nobody knows.
+    """
+
+    sandbox_alive: bool
+    exit: Exit | None = None
+
+
+class Watch(Protocol):
+    """Looks after one exec from outside."""
+
+    def lost(self) -> Lost:
+        """What became of the exec whose stream broke off."""
+
+    def stop(self) -> None:
+        """Nothing is to be watched any more.  Idempotent."""
+
+
 class DockerExec(ExecProcess):
     """One exec.  It has started, and its process's id inside the sandbox is known, when the constructor returns."""
 
@@ -35,12 +58,12 @@ class DockerExec(ExecProcess):
         program: str,
         directory: str,
         signaller: Signaller,
-        lost: Callable[[], Exit | None],
+        watch: Watch,
     ) -> None:
         """Waits for the start.
 
         Args:
-            lost: asked when the stream ended without an end mark: how the process ended, ``None`` when nobody knows.
+            watch: ends the stream when the sandbox dies, and knows what became of an exec without an end mark.
 
         Raises:
             RuntimeFailure: ``START_ERROR``; ``SANDBOX_NOT_RUNNING`` when the sandbox ended before the start.
@@ -50,7 +73,7 @@ class DockerExec(ExecProcess):
         self._program = program
         self._directory = directory
         self._signaller = signaller
-        self._lost = lost
+        self._watch = watch
         self._ready: deque[Chunk] = deque()
         self._open = set(self._scanners)
         self._exit: Exit | None = None
@@ -59,7 +82,7 @@ class DockerExec(ExecProcess):
         try:
             self._leader = self._await_start()
         except BaseException:
-            stream.close()
+            self.close()
             raise
 
     def read(self) -> Chunk | None:
@@ -91,6 +114,7 @@ class DockerExec(ExecProcess):
 
     def close(self) -> None:
         self._closed = True
+        self._watch.stop()
         self._stream.close()
         self._over.set()
 
@@ -112,7 +136,7 @@ class DockerExec(ExecProcess):
 
     def _not_started(self) -> RuntimeFailure:
         said = b"".join(chunk.data for chunk in self._ready).decode(errors="replace").strip()
-        if self._lost() is None:
+        if not self._watch.lost().sandbox_alive:
             return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"{self._program}: the sandbox ended before it began")
         return RuntimeFailure(
             ErrorCode.START_ERROR, f"{self._program} could not be started: {said or 'no reason given'}"
@@ -145,11 +169,12 @@ class DockerExec(ExecProcess):
             if rest := self._scanners[stream].rest():
                 self._ready.append(Chunk(stream, rest))
         # Closed on this side, nobody asks any more, and the engine may be gone.
-        self._end(None if self._closed else self._lost())
+        self._end(None if self._closed else self._watch.lost().exit)
 
     def _end(self, result: Exit | None) -> None:
         self._exit = result
         self._over.set()
+        self._watch.stop()
         # A writer that is blocked, because the process did not read, goes on; a background child keeps its pipes.
         self._stream.close()
 

@@ -1,5 +1,6 @@
 """Starts processes inside running containers."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -7,12 +8,13 @@ import requests
 
 from gateway.wire.errors import ErrorCode
 from node_agent.host.busybox import INSIDE as BUSYBOX
-from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, Exit, RuntimeFailure
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
 from node_agent.runtime.docker import containers, marks, scripts
-from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
+from node_agent.runtime.docker.client import Api, APIError, calling
 from node_agent.runtime.docker.config import resolve_directory
 from node_agent.runtime.docker.containers import Containers
-from node_agent.runtime.docker.exec import DockerExec, Signaller, exit_of
+from node_agent.runtime.docker.deaths import Deaths
+from node_agent.runtime.docker.exec import DockerExec, Lost, Signaller, exit_of
 from node_agent.runtime.docker.hijack import Hijacked, Refused
 from node_agent.runtime.docker.processes import FromHost, FromInside
 from node_agent.runtime.docker.records import Record
@@ -27,6 +29,7 @@ class Execs:
 
     api: Api
     containers: Containers
+    deaths: Deaths
 
     def start(self, record: Record, command: ExecCommand) -> ExecProcess:
         """See `SandboxRuntime.exec`."""
@@ -46,7 +49,7 @@ class Execs:
             command.argv[0],
             directory,
             self._signaller(inspected, record),
-            lambda: self._without_mark(inspected["Id"], exec_id),
+            _Watch(self, inspected["Id"], exec_id, stream),
         )
 
     def _running(self, record: Record) -> dict[str, Any]:
@@ -88,19 +91,34 @@ class Execs:
         finally:
             stream.close()
 
-    def _without_mark(self, container: str, exec_id: str) -> Exit | None:
-        """How an exec ended whose stream broke off: by the exit code of the shell around it, if the sandbox lives."""
+    def without_mark(self, container: str, exec_id: str) -> Lost:
+        """What became of an exec whose stream broke off: its sandbox died, or the shell around it did."""
         client = self.api.new_client()
         try:
             client.wait(container, timeout=_DEATH_WAIT, condition="not-running")
-        except requests.ReadTimeout:
-            code = client.exec_inspect(exec_id)["ExitCode"]
-            return None if code is None else exit_of(code)
-        except (requests.RequestException, APIError, NotFound):
-            return None
+        except requests.RequestException:  # it went on running, or the engine went away: then this fails too
+            with contextlib.suppress(requests.RequestException, APIError):
+                code = client.exec_inspect(exec_id)["ExitCode"]
+                return Lost(True, None if code is None else exit_of(code))
+        except APIError:  # it is gone altogether
+            return Lost(False)
         finally:
             client.close()
-        return None
+        return Lost(False)
+
+
+class _Watch:
+    """Hangs an exec's stream up when its container ends."""
+
+    def __init__(self, execs: Execs, container: str, exec_id: str, stream: Hijacked) -> None:
+        self._execs = execs
+        self._container = container
+        self._exec_id = exec_id
+        self.stop = execs.deaths.register(container, stream.hang_up)
+
+    def lost(self) -> Lost:
+        """What became of the exec."""
+        return self._execs.without_mark(self._container, self._exec_id)
 
 
 def not_running(sandbox_id: str) -> RuntimeFailure:

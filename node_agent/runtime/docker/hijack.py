@@ -85,9 +85,13 @@ class Hijacked:
         """Ends the input and leaves the output open.  Idempotent."""
         self._shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        """Ends both directions; blocked calls return.  Idempotent."""
+    def hang_up(self) -> None:
+        """Ends both directions; what has arrived can still be read, blocked calls return.  Idempotent."""
         self._shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends both directions and frees the descriptor.  Idempotent."""
+        self.hang_up()
         self._reader.close()
         self._socket.close()
 

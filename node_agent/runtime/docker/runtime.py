@@ -11,7 +11,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
-from node_agent.host import busybox, cgroup
+from node_agent.host import busybox
 from node_agent.host.images import Image, Images
 from node_agent.host.volume import Volume, Volumes
 from node_agent.runtime.base import (
@@ -32,6 +32,7 @@ from node_agent.runtime.docker import config, containers, gpus
 from node_agent.runtime.docker.build import Builder
 from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
 from node_agent.runtime.docker.containers import Containers
+from node_agent.runtime.docker.deaths import Deaths
 from node_agent.runtime.docker.execs import Execs, not_running
 from node_agent.runtime.docker.networks import DockerNetworks
 from node_agent.runtime.docker.place import log_file
@@ -73,7 +74,8 @@ class DockerRuntime(SandboxRuntime):
             tools=self._tools,
             tag=tag,
         )
-        self._execs = Execs(self._api, self._containers)
+        self._deaths = Deaths(self._api, tag)
+        self._execs = Execs(self._api, self._containers, self._deaths)
         self._slots = Slots()
         self._facts: RuntimeFacts | None = None
 
@@ -127,9 +129,7 @@ class DockerRuntime(SandboxRuntime):
                 self._containers.remove(container)
                 gone.append(f"container {container[:12]} of sandbox {sandbox_id}")
         gone += self._networks.sweep({record.network for record in owned.values() if record.network})
-        if not owned and cgroup.remove_parent(config.cgroup_tag(self._tag)):
-            gone.append(f"cgroup {cgroup.parent_name(config.cgroup_tag(self._tag))}")
-        return gone
+        return gone + self._containers.sweep_groups()
 
     def pause(self, sandbox_id: str) -> None:
         self._freeze(sandbox_id, "pause", EngineState.PAUSED)
@@ -174,6 +174,7 @@ class DockerRuntime(SandboxRuntime):
 
     def close(self) -> None:
         """Closes the connections to the engine; sandboxes stay."""
+        self._deaths.close()
         self._api.close()
 
     def _known(self, sandbox_id: str) -> Record:

@@ -153,7 +153,7 @@ def test_kill_ends_the_group_and_everything_below_it(box: Box) -> None:
     script = "setsid sh -c 'sleep 77001 & sleep 77002' & sleep 77003 & (sleep 77004 &) ; echo so far; sleep 77005"
     with contextlib.closing(box.exec("sh", "-c", script)) as process:
         read_until(process, b"so far\n")
-        read_process_list = "ps -o args | grep -c '[7]700'"
+        read_process_list = "ps -o args | grep -c '^sleep 7700'"
         while box.sh(read_process_list).stdout.strip() != b"5":
             pass
         process.kill()
@@ -167,7 +167,7 @@ def test_kill_ends_the_group_and_everything_below_it(box: Box) -> None:
 @also_on_runc
 def test_output_before_a_kill_is_readable(box: Box) -> None:
     with contextlib.closing(box.exec("sh", "-c", "echo one; echo two >&2; sleep 77010")) as process:
-        while box.sh("ps -o args | grep -c '[s]leep 77010'").stdout.strip() != b"1":
+        while box.sh("ps -o args | grep -c '^sleep 77010'").stdout.strip() != b"1":
             pass
         process.kill()
         out, err = read_all(process)

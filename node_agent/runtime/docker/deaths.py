@@ -1,0 +1,86 @@
+"""Containers that end: whoever waits for something inside them is told.
+
+Docker leaves the stream of an exec open when the container under gVisor is killed or removed, so the stream alone
+would be waited on for ever.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import requests
+
+from docker.errors import DockerException
+from node_agent.runtime.docker import config
+from node_agent.runtime.docker.client import Api
+
+log = logging.getLogger(__name__)
+
+_EVENTS: Final = ["die", "destroy"]
+
+Callback = Callable[[], None]
+
+
+class Deaths:
+    """Follows the engine's events, on one thread, as long as somebody is to be told."""
+
+    def __init__(self, api: Api, tag: str) -> None:
+        self._api = api
+        self._filters = {"type": "container", "event": _EVENTS, "label": f"{config.LABEL}={tag}"}
+        self._lock = threading.Lock()
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._stream: Any = None
+
+    def register(self, container: str, callback: Callback) -> Callback:
+        """Calls ``callback`` once the container ends or the engine goes away; the answer takes that back.
+
+        Raises:
+            DockerException: the engine cannot be reached.
+        """
+        with self._lock:
+            self._callbacks.setdefault(container, []).append(callback)
+            if self._stream is None:
+                self._follow()
+        return lambda: self._forget(container, callback)
+
+    def close(self) -> None:
+        """Ends the thread; whoever waits is told."""
+        with self._lock:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def _follow(self) -> None:
+        client = self._api.new_client()
+        # The engine repeats what happened since then, so nothing is missed while the call is on its way.
+        self._stream = client.events(since=int(time.time()) - 1, filters=self._filters, decode=True)
+        threading.Thread(target=self._listen, args=(client, self._stream), name="docker-deaths", daemon=True).start()
+
+    def _listen(self, client: Any, stream: Iterator[dict[str, Any]]) -> None:
+        try:
+            for event in stream:
+                self._tell(event["id"])
+        except (DockerException, requests.RequestException, OSError, ValueError) as error:
+            log.warning("the Docker engine's events broke off: %s", error)
+        finally:
+            client.close()
+            with self._lock:
+                self._stream = None
+                left = list(self._callbacks)
+            for container in left:
+                self._tell(container)
+
+    def _tell(self, container: str) -> None:
+        with self._lock:
+            callbacks = self._callbacks.pop(container, [])
+        for callback in callbacks:
+            callback()
+
+    def _forget(self, container: str, callback: Callback) -> None:
+        with self._lock, contextlib.suppress(KeyError, ValueError):
+            self._callbacks[container].remove(callback)
+            if not self._callbacks[container]:
+                del self._callbacks[container]
