@@ -5,6 +5,7 @@ call whose outcome is not known says so and is not called retryable unless sendi
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -173,13 +174,13 @@ class Upstream:
             )
         except aiohttp.ClientConnectorError as error:
             # Nothing was sent, so sending it again does no harm whatever it is.
-            raise _unreachable(node, call, str(error), sent=False) from error
+            raise _unreachable(node, call, _why(error), sent=False) from error
         except aiohttp.ConnectionTimeoutError as error:
             raise _unreachable(node, call, f"no connection within {CONNECT_TIMEOUT} s", sent=False) from error
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
             raise _late(node, call) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(node, call, str(error) or type(error).__name__) from error
+            raise _unreachable(node, call, _why(error)) from error
 
 
 def forwarded(scope: Mapping[str, object]) -> dict[str, str]:
@@ -190,7 +191,15 @@ def forwarded(scope: Mapping[str, object]) -> dict[str, str]:
 
 def broken(node: NodeAddress, error: BaseException) -> str:
     """The sentence for a stream from the node that broke off."""
-    return f"the stream from node {node.node_id} broke off: {error or type(error).__name__}"
+    return f"the stream from node {node.node_id} broke off: {_why(error)}"
+
+
+def _why(error: BaseException) -> str:
+    """The cause without the node's address, which is nobody's business but the operator's."""
+    number = getattr(error, "errno", None)
+    if isinstance(number, int):
+        return os.strerror(number)
+    return "no such host" if isinstance(error, aiohttp.ClientConnectorDNSError) else type(error).__name__
 
 
 def _unreachable(node: NodeAddress, call: NodeCall, why: str, *, sent: bool = True) -> ApiError:
@@ -231,7 +240,7 @@ async def read_answer(
             if size > most:
                 raise _unreachable(node, call, f"its answer is larger than {most} bytes")
     except (aiohttp.ClientError, OSError) as error:
-        raise _unreachable(node, call, f"its answer broke off: {error}") from error
+        raise _unreachable(node, call, f"its answer broke off ({_why(error)})") from error
     return b"".join(pieces)
 
 

@@ -1,6 +1,6 @@
 """Sandboxes: create, find, list, delete, pause, resume, restart; their output and their use of resources."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import Query, Request, Response
 
@@ -8,6 +8,7 @@ from gateway.proxy import while_connected
 from gateway.routes.context import Context, Edge, SandboxPath, new_router
 from gateway.routes.queries import ListQuery, LogQuery
 from gateway.upstream import NodeCall, forwarded, segment
+from gateway.wire import limits
 from gateway.wire.sandboxes import (
     DeleteAnswer,
     LogChunk,
@@ -17,6 +18,8 @@ from gateway.wire.sandboxes import (
     Usage,
 )
 from gateway.wire.states import SandboxState
+
+MAX_PAGE_BYTES: Final = 8 * limits.MIB  # clients in the field read 16 MiB at most
 
 router = new_router("sandboxes")
 
@@ -34,12 +37,21 @@ async def create_sandbox(spec: SandboxSpec, response: Response, edge: Context) -
     return envelope
 
 
-@router.get("/v1/sandboxes")
-async def list_sandboxes(query: Annotated[ListQuery, Query()], edge: Context) -> SandboxList:
-    """List sandboxes, oldest first, page by page.  Deleted ones only where `state` asks for them."""
-    return await edge.services.sandboxes.page(
-        labels=query.labels or None, state=query.state, limit=query.limit, cursor=query.cursor
-    )
+@router.get("/v1/sandboxes", response_model=SandboxList)
+async def list_sandboxes(query: Annotated[ListQuery, Query()], edge: Context) -> Response:
+    """List sandboxes, oldest first, page by page.  Deleted ones only where `state` asks for them.
+
+    A page may hold fewer than `limit` where the specs are large.
+    """
+    limit = query.limit
+    while True:
+        page = await edge.services.sandboxes.page(
+            labels=query.labels or None, state=query.state, limit=limit, cursor=query.cursor
+        )
+        content = page.model_dump_json()
+        if len(content) <= MAX_PAGE_BYTES or limit == 1:
+            return Response(content, media_type="application/json")
+        limit = max(1, min(limit, len(page.sandboxes)) // 2)
 
 
 @router.get("/v1/sandboxes/{sandbox_id}")

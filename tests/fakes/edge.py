@@ -91,6 +91,7 @@ class FakeServices:
     touched: int = 0
     revoked: set[str] = field(default_factory=set)
     deleted_state: SandboxState | None = SandboxState.DELETED
+    command_of_listed: list[str] = field(default_factory=list)
 
     def _note(self, name: str, value: Any = None) -> None:
         self.calls.append((name, value))
@@ -167,7 +168,11 @@ class FakeServices:
 
     async def page(self, **query: Any) -> SandboxList:
         self._note("page", query)
-        return SandboxList(sandboxes=[record(SandboxSpec(id="box", image="i"))])
+        spec = SandboxSpec(id="box", image="i")
+        if self.command_of_listed:
+            spec = spec.model_copy(update={"command": self.command_of_listed})
+            return SandboxList(sandboxes=[record(spec)] * query["limit"], next_cursor="more")
+        return SandboxList(sandboxes=[record(spec)])
 
     async def delete(self, sandbox_id: str) -> SandboxRecord | None:
         self._note("delete", sandbox_id)
@@ -311,6 +316,8 @@ class FakeNode:
         digest = hashlib.sha256()
         self.upload_whole = False
         try:
+            if request.query_params["path"] == "/slow":
+                await self.release.wait()
             async for chunk in request.stream():
                 self.uploaded += len(chunk)
                 digest.update(chunk)

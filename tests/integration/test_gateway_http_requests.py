@@ -177,6 +177,14 @@ def test_list_query(edge: Edge) -> None:
     assert edge.services.calls == [("page", asked)]
 
 
+def test_a_page_of_large_specs_is_cut_to_what_clients_read(edge: Edge) -> None:
+    edge.services.command_of_listed = ["x" * 100_000] * 10
+    answer = requests.get(f"{edge.url}/v1/sandboxes?limit=64", headers=CLIENT, timeout=30)
+    assert len(answer.content) <= 8 * limits.MIB
+    assert 0 < len(answer.json()["sandboxes"]) <= 8
+    assert [query["limit"] for _, query in edge.services.calls] == [64, 32, 16, 8, 4][: len(edge.services.calls)]
+
+
 @pytest.mark.parametrize(
     "query", ["", "path=", "path=/a%00b", "path=%ff", "path=/a&path=/b", "path=/a&mode=7", "path=" + "x" * 4096]
 )

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -186,6 +187,8 @@ def test_a_node_that_is_not_there(edge: Edge) -> None:
         assert answer.status_code == 503
         body = body_of(answer)
         assert (body.code, body.retryable) == (ErrorCode.NODE_UNREACHABLE, True)
+        assert "Connection refused" in body.error
+        assert "127.0.0.1" not in body.error
         assert "retry-after" in answer.headers
 
 
@@ -315,6 +318,21 @@ def test_a_slow_reader_holds_the_node_back(edge: Edge) -> None:
         taken = edge.services.touched - 20
         assert taken * 256 * 1024 < size // 2
         assert len(answer.raw.read()) == size - 1
+
+
+def test_a_slow_node_holds_the_client_back(edge: Edge) -> None:
+    size = 64 * limits.MIB
+    with ThreadPoolExecutor(1) as pool:
+        upload = pool.submit(call, edge, "PUT", f"{FILES}?path=/slow", data=bytes(size))
+        while not edge.services.touched:
+            assert call(edge, "GET", f"/v1/exec/{SESSION}").status_code == 200
+        for _ in range(20):
+            assert call(edge, "GET", f"/v1/exec/{SESSION}").status_code == 200
+        # Each touch stands for what one read of a socket can bring, 256 KiB at most.
+        assert edge.services.touched * 256 * 1024 < size // 2
+        assert not upload.done()
+        edge.loop.soon(edge.node.release.set)
+        assert upload.result().json()["size"] == size
 
 
 # -- many at once, overload, stop -------------------------------------------------------------------------------------
