@@ -22,6 +22,7 @@ from gateway.wire.states import SandboxState
 from gateway.wire.tokens import Scope, TokenRequest
 from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token
 from tests.fakes.node import NodeUnderTest, served
+from ucloud_sandboxes_sdk import Image, SandboxClient, SandboxSpec
 
 
 @dataclass
@@ -250,3 +251,16 @@ def test_a_stop_is_prompt_and_clean(tmp_path: Path) -> None:
         body = ErrorBody.model_validate_json(answers[0].content)
         assert (answers[0].status_code, body.code, body.retryable) == (503, ErrorCode.BUSY, True)
     assert not [line for line in gateway.log if "Traceback" in line], "".join(gateway.log)
+
+
+def test_the_sdk_of_this_project(fleet: Fleet) -> None:
+    token = str(fleet.session.headers["X-UCloud-Sandbox-Token"])
+    with SandboxClient(fleet.gateway.url, api_token=token) as client:
+        sandbox = client.create_sandbox(
+            SandboxSpec(
+                id=f"s-{uuid4().hex[:8]}", image=Image.from_registry("fake"), memory_mb=64, disk_mb=64, cpus=0.1
+            )
+        )
+        result = sandbox.exec(["sh", "-c", "cat; echo oops >&2; exit 4"], input="hello", timeout_seconds=20)
+        assert (result.stdout, result.stderr, result.exit_code) == ("hello", "oops\n", 4)
+        sandbox.delete()
