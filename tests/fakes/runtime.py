@@ -70,6 +70,8 @@ class FakeProcess(ExecProcess):
         assert popen.stdout and popen.stderr
         self._streams = {popen.stdout.fileno(): Stream.STDOUT, popen.stderr.fileno(): Stream.STDERR}
         self._pidfd = os.pidfd_open(popen.pid)
+        if popen.stdin is not None:
+            os.set_blocking(popen.stdin.fileno(), False)  # a write takes what there is room for, and can be ended
         self._wake, self._closer = os.pipe()
         self._reading = threading.Lock()
         self._writing = threading.Lock()
@@ -99,7 +101,7 @@ class FakeProcess(ExecProcess):
                 if stopped or not writable:
                     return
                 try:
-                    view = view[os.write(stdin.fileno(), view[: select.PIPE_BUF]) :]
+                    view = view[os.write(stdin.fileno(), view) :]
                 except BrokenPipeError:
                     return
 
