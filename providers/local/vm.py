@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -25,8 +26,7 @@ MAX_BACKOFF: Final = 30.0
 GOOD_RUN: Final = 60.0  # seconds after which a death counts as the first again
 CLEANUP_ATTEMPTS: Final = 3
 _CHUNK: Final = 64 * 1024
-# What a dead node still had in its pipe is read this long; a child of it that lives on may hold the pipe for ever.
-_DRAIN_SECONDS: Final = 1.0
+_PIPE_CHUNKS: Final = 16
 
 
 class BoundedLog:
@@ -48,6 +48,38 @@ class BoundedLog:
     def say(self, message: str) -> None:
         """One line of the supervisor's own."""
         self.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} vm: {message}\n".encode())
+
+
+@contextlib.contextmanager
+def copied_to(log: BoundedLog) -> Iterator[int]:
+    """A descriptor for a child's output; what it writes goes to the log, up to what is there when the child has ended.
+
+    A pipe of our own: asyncio's counts a process as ended only when nobody holds its pipes any more, and a child that a
+    node left behind may hold them for ever.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    loop = asyncio.get_running_loop()
+
+    def copy() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            if data := os.read(reading, _CHUNK):
+                log.write(data)
+                return True
+            loop.remove_reader(reading)
+        return False
+
+    loop.add_reader(reading, copy)
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        # At most what the pipe can hold: a child that goes on writing must not keep us here.
+        for _ in range(_PIPE_CHUNKS):
+            if not copy():
+                break
+        loop.remove_reader(reading)
+        os.close(reading)
 
 
 def next_backoff(last: float, ran: float) -> float:
@@ -95,26 +127,28 @@ class Supervisor:
         """One life of the node command."""
         environment = {**os.environ, processes.MARKER: str(self._home.path)}
         command = self._record.node_command
-        try:
-            node = await asyncio.create_subprocess_exec(
-                *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env=environment, start_new_session=True
-            )
-        except OSError as error:
-            self._log.say(f"cannot start {command[0]}: {error}")
-            return
-        self._log.say(f"started process {node.pid}: {' '.join(command)}")
-        if not self._home.has_run:
-            self._home.mark("running")
-        copying = asyncio.create_task(self._copy(node))
-        ending = asyncio.create_task(node.wait())
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
-            await self._end(node, ending)
-        stopping.cancel()
-        await asyncio.wait({copying}, timeout=_DRAIN_SECONDS)
-        copying.cancel()
+        with copied_to(self._log) as output:
+            try:
+                node = await self._start(command, output, environment)
+            except OSError as error:
+                self._log.say(f"cannot start {command[0]}: {error}")
+                return
+            self._log.say(f"started process {node.pid}: {' '.join(command)}")
+            if not self._home.has_run:
+                self._home.mark("running")
+            ending = asyncio.create_task(node.wait())
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                await self._end(node, ending)
+            stopping.cancel()
         self._log.say(f"process {node.pid} ended with {node.returncode}")
+
+    @staticmethod
+    async def _start(command: tuple[str, ...], output: int, environment: Mapping[str, str]) -> Process:
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+        )
 
     async def _end(self, node: Process, ending: asyncio.Task[int]) -> None:
         """SIGTERM to the node, and SIGKILL to its whole group when it does not end in time."""
@@ -126,11 +160,6 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(node.pid, signal.SIGKILL)
             await ending
-
-    async def _copy(self, process: Process) -> None:
-        if process.stdout is not None:
-            while data := await process.stdout.read(_CHUNK):
-                self._log.write(data)
 
     async def _stopped_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -162,20 +191,15 @@ class Supervisor:
         command = self._record.cleanup_command
         if not command:
             return
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
-        )
-        copying = asyncio.create_task(self._copy(process))
-        try:
-            code = await asyncio.wait_for(process.wait(), self._record.cleanup_seconds)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            raise RuntimeError(f"{command[0]} took over {self._record.cleanup_seconds:.0f} s") from None
-        finally:
-            await asyncio.wait({copying}, timeout=_DRAIN_SECONDS)
-            copying.cancel()
+        with copied_to(self._log) as output:
+            process = await self._start(command, output, os.environ)
+            try:
+                code = await asyncio.wait_for(process.wait(), self._record.cleanup_seconds)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+                raise RuntimeError(f"{command[0]} took over {self._record.cleanup_seconds:.0f} s") from None
         if code != 0:
             raise RuntimeError(f"{' '.join(command)} ended with {code}")
 
