@@ -51,6 +51,20 @@ LabelOption = Annotated[
     list[str] | None, typer.Option("--label", "-l", metavar="KEY=VALUE", help="A label.  Repeatable.")
 ]
 
+ImageArgument = Annotated[str, typer.Argument(metavar="IMAGE", help="Image reference, e.g. python:3.12-slim.")]
+CpusOption = Annotated[float | None, typer.Option(metavar="CORES", help="Cores; fractions are fine.")]
+MemoryOption = Annotated[int | None, typer.Option(metavar="MIB", help="Memory in MiB.")]
+DiskOption = Annotated[int | None, typer.Option(metavar="MIB", help="Writable disk in MiB.")]
+NetworkOption = Annotated[str, typer.Option(metavar="none|bridge", help="No network, or outward only.")]
+TtlOption = Annotated[int | None, typer.Option(metavar="SECONDS", help="Delete the sandbox after this long.")]
+NameOption = Annotated[str | None, typer.Option(metavar="ID", help="Id of the sandbox; without it, a new one.")]
+RuntimeOption = Annotated[
+    str | None, typer.Option(metavar="runsc|docker", help="Engine; without it, the service chooses.")
+]
+IsolationOption = Annotated[str | None, typer.Option(metavar="gvisor|runc", help="Isolation; without it, gvisor.")]
+GpusOption = Annotated[str | None, typer.Option(metavar="N|all|device=0,1", help="GPUs, as for docker run.")]
+KeepOption = Annotated[bool, typer.Option("--keep/--rm", help="Leave the sandbox running, or delete it after.")]
+
 
 class FindAccess(Protocol):
     """Finds the service and the token that the options and the environment name; see `gateway.cli.access.find`."""

@@ -12,12 +12,23 @@ from gateway.cli import copying, fleet, following, tables
 from gateway.cli.access import SERVICE_FAILED, failures
 from gateway.cli.arguments import (
     CommandArgument,
+    CpusOption,
+    DiskOption,
     EnvOption,
     FindAccess,
+    GpusOption,
     IdArgument,
+    ImageArgument,
+    IsolationOption,
     JsonOption,
+    KeepOption,
     LabelOption,
+    MemoryOption,
+    NameOption,
+    NetworkOption,
+    RuntimeOption,
     TimeoutOption,
+    TtlOption,
     environment,
     gpu_wish,
     pairs,
@@ -52,22 +63,20 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 def run(
     access: FindAccess,
-    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image reference, e.g. python:3.12-slim.")],
+    image: ImageArgument,
     command: CommandArgument,
-    cpus: Annotated[float | None, typer.Option(metavar="CORES", help="Cores; fractions are fine.")] = None,
-    memory: Annotated[int | None, typer.Option(metavar="MIB", help="Memory in MiB.")] = None,
-    disk: Annotated[int | None, typer.Option(metavar="MIB", help="Writable disk in MiB.")] = None,
-    network: Annotated[str, typer.Option(metavar="none|bridge", help="No network, or outward only.")] = "none",
-    ttl: Annotated[int | None, typer.Option(metavar="SECONDS", help="Delete the sandbox after this long.")] = None,
+    cpus: CpusOption = None,
+    memory: MemoryOption = None,
+    disk: DiskOption = None,
+    network: NetworkOption = "none",
+    ttl: TtlOption = None,
     env: EnvOption = None,
     label: LabelOption = None,
-    name: Annotated[str | None, typer.Option(metavar="ID", help="Id of the sandbox; without it, a new one.")] = None,
-    runtime: Annotated[
-        str | None, typer.Option(metavar="runsc|docker", help="Engine; without it, the service chooses.")
-    ] = None,
-    isolation: Annotated[str | None, typer.Option(metavar="gvisor|runc", help="Isolation; without it, gvisor.")] = None,
-    gpus: Annotated[str | None, typer.Option(metavar="N|all|device=0,1", help="GPUs, as for docker run.")] = None,
-    keep: Annotated[bool, typer.Option("--keep/--rm", help="Leave the sandbox running, or delete it after.")] = False,
+    name: NameOption = None,
+    runtime: RuntimeOption = None,
+    isolation: IsolationOption = None,
+    gpus: GpusOption = None,
+    keep: KeepOption = False,
     timeout: TimeoutOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,34 +86,15 @@ def run(
 
     Example:  sandboxes run --memory 512 python:3.12-slim -- python -c "print('hello')"
     """
-    wanted: dict[str, Any] = {
-        "cpus": cpus,
-        "memory_mb": memory,
-        "disk_mb": disk,
-        "network": network,
-        "ttl_seconds": ttl,
-        "idle_seconds": None if keep else IDLE_SECONDS,
-        "runtime": runtime,
-        "isolation": isolation,
-        "gpus": gpu_wish(gpus),
-        "labels": pairs(label, "--label"),
-    }
-    if name is not None:
-        # Makes this spec unlike every other, so that a sandbox of that name is never taken for ours, and deleted.
-        wanted["labels"] |= {RUN_LABEL: uuid4().hex}
+    shape = {"cpus": cpus, "memory_mb": memory, "disk_mb": disk, "gpus": gpu_wish(gpus), "network": network}
+    where = {"runtime": runtime, "isolation": isolation}
+    life = {"ttl_seconds": ttl, "idle_seconds": None if keep else IDLE_SECONDS}
+    wanted = {key: value for key, value in (shape | where | life).items() if value is not None}
     with failures(SERVICE_FAILED), following.ended_by_signals():
-        client = access().client()
-        spec = SandboxSpec(
-            id=name or f"run-{uuid4().hex[:12]}",
-            image=Image.from_registry(image),
-            command=STAY_UP,
-            env=environment(env),
-            **{key: value for key, value in wanted.items() if value is not None},
-        )
-        with _sandbox_for(client, spec, keep=keep) as sandbox:
-            code = _execute(
-                sandbox, command, timeout_seconds=timeout, stdin=False, as_json=as_json, pass_interrupt=False
-            )
+        spec = _spec(name, image, environment(env), pairs(label, "--label"), wanted)
+        with _sandbox_for(access().client(), spec, keep=keep) as sandbox:
+            options: ExecOptions = {"timeout_seconds": timeout}
+            code = _execute(sandbox, command, stdin=False, as_json=as_json, pass_interrupt=False, **options)
     if keep:
         print(f"sandbox {spec.id} stays; delete it with: sandboxes rm {spec.id}", file=sys.stderr)  # noqa: T201
     raise typer.Exit(code)
@@ -188,6 +178,17 @@ def logs(
         for piece in client.iter_logs(sandbox_id, "stderr"):
             sys.stderr.buffer.write(piece)
         sys.stderr.buffer.flush()
+
+
+def _spec(
+    name: str | None, image: str, env: dict[str, str], labels: dict[str, str], wanted: dict[str, Any]
+) -> SandboxSpec:
+    if name is not None:
+        # Makes this spec unlike every other, so that a sandbox of that name is never taken for ours, and deleted.
+        labels = labels | {RUN_LABEL: uuid4().hex}
+    name = name or f"run-{uuid4().hex[:12]}"
+    source = Image.from_registry(image)
+    return SandboxSpec(id=name, image=source, command=STAY_UP, env=env, labels=labels, **wanted)
 
 
 @contextmanager
