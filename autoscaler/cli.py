@@ -38,7 +38,7 @@ def run(
 ) -> None:
     """Run the daemon in the foreground until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("apscheduler").setLevel(logging.CRITICAL)  # the daemon's listeners tell
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _sentences():
         main.run(load_settings(config), os.environ, execute=execute)

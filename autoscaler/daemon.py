@@ -28,9 +28,9 @@ PRUNE: Final = "prune"
 PRUNE_SECONDS: Final = 3600
 STALLED_SECONDS: Final = 30.0
 _EVENTS: Final = {
-    EVENT_JOB_ERROR: "failed",
-    EVENT_JOB_MISSED: "was missed",
-    EVENT_JOB_MAX_INSTANCES: "still runs, so this round is left out",
+    EVENT_JOB_ERROR: (logging.ERROR, "failed"),
+    EVENT_JOB_MISSED: (logging.WARNING, "was missed"),
+    EVENT_JOB_MAX_INSTANCES: (logging.DEBUG, "still runs, so this round is left out"),
 }
 
 
@@ -110,5 +110,5 @@ class Daemon:
     @staticmethod
     def _tell(event: SchedulerEvent) -> None:
         error = getattr(event, "exception", None)
-        level = logging.DEBUG if event.code == EVENT_JOB_MAX_INSTANCES else logging.WARNING
-        log.log(level, "job %s %s", event.job_id, _EVENTS[event.code], exc_info=error)
+        level, words = _EVENTS[event.code]
+        log.log(level, "job %s %s", event.job_id, words, exc_info=error)

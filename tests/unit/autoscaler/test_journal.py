@@ -1,0 +1,144 @@
+"""The journal: durable rows, changes by the table, events in the same transaction."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from autoscaler.core.lifecycle import IllegalTransitionError, IntentState
+from autoscaler.core.model import Adopt, BackOff, Intent, Learn, Move
+from autoscaler.store.db import JournalError
+from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
+from gateway.wire.resources import Shape
+
+S = IntentState
+
+
+def an_intent(number: int, state: IntentState = S.PLANNED) -> Intent:
+    name = f"d-cpu-op{number}"
+    return Intent(f"op{number}", "cpu", "local", name, "t", "l", state, 10.0 + number, 10.0, 100.0, detail="why")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'state' / 'journal.db'}"
+
+
+@pytest.fixture
+def journal(url: str) -> Iterator[Journal]:
+    opened = Journal.open(url)
+    yield opened
+    opened.close()
+
+
+def test_what_is_written_is_there_after_a_new_start(journal: Journal, url: str) -> None:
+    journal.add([an_intent(1), an_intent(2)])
+    again = Journal.open(url)
+    assert again.open_intents() == (an_intent(1), an_intent(2))
+    again.close()
+
+
+def test_intents_are_added_all_or_none(journal: Journal) -> None:
+    journal.add([an_intent(1)])
+    with pytest.raises(IntegrityError):
+        journal.add([an_intent(2), an_intent(1)])
+    assert journal.open_intents() == (an_intent(1),)
+
+
+def test_a_move_keeps_to_the_table_and_leaves_an_event(journal: Journal) -> None:
+    journal.add([an_intent(1)])
+    moved = journal.move("op1", S.CALLING, now=20.0, reason="go", attempts=1)
+    assert (moved.state, moved.changed_at, moved.detail, moved.attempts) == (S.CALLING, 20.0, "go", 1)
+    assert journal.intent("op1") == moved
+    with pytest.raises(IllegalTransitionError):
+        journal.move("op1", S.READY, now=21.0, reason="no")
+    assert [(e.subject, e.kind, e.detail) for e in journal.events(10)] == [
+        ("d-cpu-op1", "planned", "why"),
+        ("d-cpu-op1", "calling", "go"),
+    ]
+
+
+def test_an_amendment_changes_no_state(journal: Journal) -> None:
+    journal.add([an_intent(1)])
+    amended = journal.amend("op1", now=20.0, reason="later", next_try_at=30.0)
+    assert (amended.state, amended.changed_at, amended.next_try_at) == (S.PLANNED, 10.0, 30.0)
+
+
+def test_an_unknown_field_is_refused(journal: Journal) -> None:
+    journal.add([an_intent(1)])
+    with pytest.raises(TypeError):
+        journal.amend("op1", now=20.0, reason="x", no_such_field=1)
+    assert journal.intent("op1") == an_intent(1)
+
+
+def test_findings_are_written_together(journal: Journal) -> None:
+    journal.add([an_intent(1, S.BOOTING)])
+    findings = (
+        Move("op1", S.READY, "registered", node_id="n1"),
+        Adopt(an_intent(2, S.READY), "found"),
+        Learn("cpu", "t", Shape(cpus=1)),
+    )
+    journal.settle(findings, 30.0)
+    first, second = journal.open_intents()
+    assert (first.state, first.node_id, second.state) == (S.READY, "n1", S.READY)
+    assert journal.learned() == {("cpu", "t"): Shape(cpus=1)}
+    with pytest.raises(IllegalTransitionError):
+        journal.settle((Learn("cpu", "u", Shape()), Move("op1", S.PLANNED, "back")), 31.0)
+    assert set(journal.learned()) == {("cpu", "t")}
+
+
+def test_gone_rows_leave_the_open_ones_and_are_remembered_by_name(journal: Journal) -> None:
+    journal.add([an_intent(1)])
+    journal.move("op1", S.GONE, now=20.0, reason="x")
+    assert journal.open_intents() == ()
+    assert journal.gone_names() == {"d-cpu-op1"}
+
+
+def test_pruning_drops_what_is_old_and_nothing_that_is_open(journal: Journal) -> None:
+    journal.add([an_intent(1), an_intent(2)])
+    journal.move("op1", S.GONE, now=20.0, reason="x")
+    journal.prune(20.0 + GONE_KEPT_SECONDS)
+    assert journal.gone_names() == {"d-cpu-op1"}
+    journal.prune(21.0 + GONE_KEPT_SECONDS)
+    assert journal.gone_names() == frozenset()
+    assert [intent.operation_id for intent in journal.open_intents()] == ["op2"]
+
+
+def test_only_the_last_events_are_kept(journal: Journal, url: str) -> None:
+    journal.record(1.0, "s", "k", "first")
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
+        raw.execute("INSERT INTO event VALUES (?, 2.0, 's', 'k', 'last')", (EVENTS_KEPT + 5,))
+    raw.close()
+    journal.prune(3.0)
+    assert [event.detail for event in journal.events(10)] == ["last"]
+
+
+def test_back_offs_are_replaced_by_key_and_released(journal: Journal) -> None:
+    first, second = BackOff("k", 10.0, 1, 0.0, "r"), BackOff("k", 30.0, 2, 10.0, "r")
+    journal.hold_back(first)
+    journal.hold_back(second)
+    assert journal.backoffs() == {"k": second}
+    journal.release(["k", "other"])
+    assert journal.backoffs() == {}
+
+
+def test_commits_are_synchronous(journal: Journal) -> None:
+    with journal._engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+
+
+def test_a_journal_of_a_newer_version_is_refused(journal: Journal, url: str) -> None:
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    raw.close()
+    with pytest.raises(JournalError, match="schema 9999, which this version does not know"):
+        Journal.open(url)
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "j.db").write_text("not a database, and long enough to be looked at " * 50)
+    with pytest.raises(JournalError, match=r"j\.db cannot be opened"):
+        Journal.open(f"sqlite:///{tmp_path / 'j.db'}")
