@@ -34,7 +34,12 @@ class Background:
 
     async def finish(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Runs ``work`` to its end even when the caller goes away meanwhile: what is half told is never half done."""
-        return await asyncio.shield(self.start(work, name))
+        task = self.start(work, name)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_note_unheard)
+            raise
 
     async def stop(self) -> None:
         """Cancels everything and waits until it has ended."""
@@ -50,6 +55,12 @@ class Background:
             except Exception:
                 log.exception("%s broke; it goes on in %s s", name, RESTART_AFTER)
             await self._clock.sleep(RESTART_AFTER)
+
+
+def _note_unheard(task: asyncio.Task[Any]) -> None:
+    """Notes how work ended whose caller is no longer there to be told."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.info("%s ended after its caller had left: %s", task.get_name(), error)
 
 
 async def wait_for_event(event: asyncio.Event, clock: Clock, until: float | None) -> bool:

@@ -6,7 +6,7 @@ only while that operation is still the row's.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,22 +79,32 @@ class Drivers:
             del self._running[sandbox_id]
 
     async def _bring_up(self, sandbox: Sandbox) -> None:
+        await self._until_done(sandbox, self._create)
+
+    async def _take_away(self, sandbox: Sandbox) -> None:
+        await self._until_done(sandbox, self._delete)
+
+    async def _until_done(self, sandbox: Sandbox, step: Callable[[Sandbox], Awaitable[bool]]) -> None:
+        """Takes the step again and again until it says that the operation is settled."""
         for delay in _backoff():
-            address = await self._address(sandbox)
-            if address is not None and await self._order(sandbox, address):
-                return
+            try:
+                if await step(sandbox):
+                    return
+            except Exception:
+                # Whatever broke here says nothing about the sandbox, and a task that died would leave it as it is.
+                log.exception("%s of sandbox %s broke; it is tried again in %s s", sandbox.state, sandbox.id, delay)
             await self._rim.clock.sleep(delay)
 
-    async def _order(self, sandbox: Sandbox, address: NodeAddress) -> bool:
+    async def _create(self, sandbox: Sandbox) -> bool:
         """Gives the create order once; whether that settled the operation."""
+        address = await self._address(sandbox)
+        if address is None:
+            return False  # the transaction that removed the node has moved the sandbox, too
         try:
             item = await self._rim.orders.create(address, order_of(sandbox))
-            return await self._told(sandbox, item)
         except ApiError as error:
             return await self._refused(sandbox, address, error)
-        except Exception:  # whatever broke on this side says nothing about the node's: ask again
-            log.exception("order to create %s on node %s broke; it is given again", sandbox.id, address.node_id)
-            return False
+        return await self._told(sandbox, item)
 
     async def _told(self, sandbox: Sandbox, item: InventoryItem) -> bool:
         if (item.generation, item.operation_id) != (sandbox.generation, sandbox.operation_id):
@@ -123,26 +133,19 @@ class Drivers:
             await self._change(sandbox, lambda row: lifecycle.requeued(row, operation_id, now))
         return True
 
-    async def _take_away(self, sandbox: Sandbox) -> None:
-        for delay in _backoff():
-            address = await self._address(sandbox)
-            if address is None or await self._removed(sandbox, address):
-                await self._change(sandbox, lambda row: lifecycle.deleted(row, self._rim.clock.now()))
-                return
-            await self._rim.clock.sleep(delay)
-
-    async def _removed(self, sandbox: Sandbox, address: NodeAddress) -> bool:
-        """Gives the delete order once; whether nothing of this generation is there any more."""
-        try:
-            await self._rim.orders.delete(address, sandbox.id, sandbox.generation)
-        except ApiError as error:
-            if error.code in {ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND}:
-                return True  # a newer generation is there, and no older one can be beside it; or there is nothing
-            log.info("node %s on delete of %s: %s; it is asked again", address.node_id, sandbox.id, error.message)
-            return False
-        except Exception:  # whatever broke on this side says nothing about the node's: ask again
-            log.exception("order to delete %s on node %s broke; it is given again", sandbox.id, address.node_id)
-            return False
+    async def _delete(self, sandbox: Sandbox) -> bool:
+        """Gives the delete order once; whether that settled the operation."""
+        address = await self._address(sandbox)
+        if address is not None:
+            try:
+                await self._rim.orders.delete(address, sandbox.id, sandbox.generation)
+            except ApiError as error:
+                # A conflict means a newer generation, and no older one can be beside it.
+                if error.code not in {ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND}:
+                    log.info("node %s on delete of %s: %s", address.node_id, sandbox.id, error.message)
+                    return False
+        now = self._rim.clock.now()
+        await self._change(sandbox, lambda row: lifecycle.deleted(row, now))
         return True
 
     async def _address(self, sandbox: Sandbox) -> NodeAddress | None:

@@ -49,6 +49,9 @@ class SandboxService:
     async def create(self, spec: SandboxSpec) -> SandboxEnvelope:
         """Answers when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
 
+        One that ran and has ended since is told as it is, in its state and with its reason; delete it to use the id
+        again.  One that never ran is answered with the error that it failed with.
+
         Raises:
             ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``; ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
                 the create goes on; ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED`` as

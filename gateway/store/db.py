@@ -182,6 +182,8 @@ def explain(error: DBAPIError) -> str:
     said = _says(error)
     if _is_full(said):
         return "the disk is full; free some space and start again"
+    if "disk I/O error" in said:
+        return "reading or writing failed (disk I/O error); the disk is full or broken"
     if "locked" in said:
         return "another process holds it locked; stop that one and start again"
     if "readonly" in said or "unable to open" in said:

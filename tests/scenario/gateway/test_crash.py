@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gateway.errors import ApiError
 from gateway.services.assembly import Services, build
 from gateway.services.ports import NodeAddress, SystemClock
 from gateway.settings import GatewaySettings
 from gateway.store.db import Database
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import CreateOrder, InventoryItem
 from gateway.wire.states import SandboxState
 from tests.scenario.gateway.world import FakeNode, Fleet, World, settings_for, spec, world
@@ -208,3 +210,43 @@ async def test_a_starting_gateway_gives_its_nodes_their_full_time(tmp_path: Path
         clock.advance(settings.unreachable_after - 1)
         assert await second.state("a") is S.RUNNING
         assert (await second.services.sandboxes.create(spec("b"))).sandbox.state is S.RUNNING
+
+
+class FailingDatabase(Database):
+    """A real database whose next writes fail as often as asked."""
+
+    failures = 0
+
+    async def write(self, fn: Callable[[Any], T]) -> T:
+        if self.failures:
+            self.failures -= 1
+            raise ApiError(ErrorCode.DISK_FULL, "the gateway's database cannot grow: its disk is full")
+        return await super().write(fn)
+
+
+async def test_a_full_disk_of_the_gateway_is_not_taken_for_the_sandboxs_failure(tmp_path: Path) -> None:
+    settings, fleet = settings_for(tmp_path), Fleet()
+    async with build(settings, fleet, SystemClock(), open_database=FailingDatabase.open) as services:
+        here, db = World(services, fleet, SystemClock(), settings), services.works.db
+        assert isinstance(db, FailingDatabase)
+        node = await here.join()
+        gate = fleet.hold("create")
+        create = asyncio.create_task(services.sandboxes.create(spec()))
+        await fleet.arrived["create"].wait()
+        db.failures = 2
+        gate.set()
+        assert (await create).sandbox.state is S.RUNNING
+        gate = fleet.hold("delete")
+        delete = asyncio.create_task(services.sandboxes.delete("a"))
+        await fleet.arrived["delete"].wait()
+        db.failures = 2
+        gate.set()
+        deleted = await delete
+        assert deleted is not None
+        assert deleted.state is S.DELETED
+        assert node.have == {}
+        db.failures = 1
+        with pytest.raises(ApiError) as caught:
+            await services.sandboxes.create(spec("b"))
+        assert caught.value.code is ErrorCode.DISK_FULL
+        assert (await services.sandboxes.page()).sandboxes == []
