@@ -49,7 +49,7 @@ def test_every_kind_of_source(sandbox: SandboxHandle, tmp_path: Path) -> None:
     assert sandbox.download_file("/g") == local.read_bytes()
 
 
-def test_a_pipe_is_sent_without_knowing_its_length(sandbox: SandboxHandle, gateway: Gateway) -> None:
+def test_a_pipe_is_sent_with_its_length(sandbox: SandboxHandle, gateway: Gateway) -> None:
     reader, writer = os.pipe()
 
     def feed() -> None:
@@ -62,7 +62,7 @@ def test_a_pipe_is_sent_without_knowing_its_length(sandbox: SandboxHandle, gatew
         sandbox.upload_file("/f", pipe)
     thread.join()
     assert gateway.files[sandbox.id, "/f"] == b"y" * (MIB + 1)
-    assert gateway.requests[-1].headers["transfer-encoding"] == "chunked"
+    assert gateway.requests[-1].headers["content-length"] == str(MIB + 1)
 
 
 def test_progress_is_told(sandbox: SandboxHandle, tmp_path: Path) -> None:

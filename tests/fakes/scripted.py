@@ -58,9 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         headers = {key.lower(): value for key, value in self.headers.items()} | {"x-raw-query": parts.query}
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-        body = (
-            self._chunked() if "transfer-encoding" in headers else self._exactly(int(headers.get("content-length", 0)))
-        )
+        body = self._exactly(int(headers.get("content-length", 0)))
         self._answer(type(self).reply(Recorded(self.command, parts.path, query, headers, body)))
 
     def _exactly(self, size: int) -> bytes:
@@ -68,14 +66,6 @@ class Handler(BaseHTTPRequestHandler):
         if len(body) < size:
             raise ConnectionAbortedError("the client left before the end of its body")
         return body
-
-    def _chunked(self) -> bytes:
-        parts = []
-        while size := int(self.rfile.readline(), 16):
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
 
     def _answer(self, reply: Reply) -> None:
         if reply.hang:

@@ -310,7 +310,7 @@ class SandboxClient:
             sandbox_id: where.
             container_path: absolute, or relative to the sandbox's working directory.
             content: text (as UTF-8), bytes, a local path (`os.PathLike`), or an open binary file, read from where it
-                stands.  Paths and files stream in constant memory.
+                stands.  Paths and files stream in constant memory; what cannot seek goes through a temporary file.
             on_progress: called with bytes sent and their total, for paths and files.
 
         Raises:

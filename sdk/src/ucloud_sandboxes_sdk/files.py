@@ -3,16 +3,19 @@
 import io
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, cast
 
 from .errors import TransportError
 from .retry import Deadline
 from .transport import BLOCK, Body, Call, Response, Transport, closing_response, segment, translated
 
 STALL: Final = 120.0  # seconds without a byte; the service answers an upload only when the file lies on its disk
+SPOOL_IN_MEMORY: Final = 8 * 1024 * 1024
 NO_DEADLINE: Final = 7 * 24 * 3600.0
 
 Progress = Callable[[int, int | None], None]
@@ -25,25 +28,19 @@ class _SourceError(Exception):
 
 
 class Upload:
-    """A source of bytes: its size, where known, and its blocks."""
+    """A source of bytes whose size is known, cut into blocks."""
 
-    def __init__(self, source: BinaryIO, size: int | None, progress: Progress | None) -> None:
+    def __init__(self, source: BinaryIO, size: int, progress: Progress | None) -> None:
         self._source = source
         self._progress = progress
         self.size = size
 
     def blocks(self) -> Iterator[bytes]:
-        """The content; exactly ``size`` bytes where it is known.
-
-        Raises:
-            ValueError: the source ended before ``size``.
-        """
+        """The content, exactly ``size`` bytes; what was appended meanwhile is left out."""
         done = 0
-        while self.size is None or done < self.size:
-            block = self._read(BLOCK if self.size is None else min(BLOCK, self.size - done))
+        while done < self.size:
+            block = self._read(min(BLOCK, self.size - done))
             if not block:
-                if self.size is None:
-                    return
                 raise _SourceError(ValueError(f"the source ended after {done} of {self.size} bytes"))
             yield block
             done += len(block)
@@ -64,11 +61,11 @@ def upload(
     if isinstance(content, str):
         content = content.encode()
     if isinstance(content, bytes | bytearray | memoryview):
-        return _put(transport, sandbox_id, path, bytes(content), None)
+        return _put(transport, sandbox_id, path, bytes(content), memoryview(content).nbytes)
     if isinstance(content, os.PathLike):
         with Path(content).open("rb", buffering=0) as file:
-            return _put_from(transport, sandbox_id, path, Upload(file, _size_left(file), progress))
-    return _put_from(transport, sandbox_id, path, Upload(content, _size_left(content), progress))
+            return _put_file(transport, sandbox_id, path, file, progress)
+    return _put_file(transport, sandbox_id, path, content, progress)
 
 
 def download(
@@ -112,17 +109,25 @@ def download_to_path(
     return local
 
 
-def _put_from(transport: Transport, sandbox_id: str, path: str, source: Upload) -> dict[str, Any]:
+def _put_file(
+    transport: Transport, sandbox_id: str, path: str, file: BinaryIO, progress: Progress | None
+) -> dict[str, Any]:
+    size = _size_left(file)
+    if size is None:
+        # The service takes no body of unknown length: that is how it tells a file that was cut short from a whole one.
+        with tempfile.SpooledTemporaryFile(SPOOL_IN_MEMORY) as spool:
+            shutil.copyfileobj(file, spool, BLOCK)
+            spool.seek(0)
+            return _put_file(transport, sandbox_id, path, cast("BinaryIO", spool), progress)
+    source = Upload(file, size, progress)
     try:
-        return _put(transport, sandbox_id, path, source.blocks(), source.size)
+        return _put(transport, sandbox_id, path, source.blocks(), size)
     except _SourceError as error:
         raise error.args[0] from None
 
 
-def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int | None) -> dict[str, Any]:
-    headers = {"Content-Type": "application/octet-stream"}
-    if size is not None:
-        headers["Content-Length"] = str(size)
+def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int) -> dict[str, Any]:
+    headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
     call = Call("PUT", _path(sandbox_id), {"path": path}, body=body, headers=headers)
     return transport.json(call, timeout_seconds=NO_DEADLINE, stall=STALL)
 
