@@ -58,7 +58,7 @@ class Security(Request):
     """Most processes and threads at once; ``null`` leaves only the node's own bound."""
     read_only_rootfs: bool = False
     init: bool = True
-    """Reap orphaned processes.  gVisor's own first process does; Docker adds its tini."""
+    """Reap orphaned processes: a small init (tini) becomes the parent of the first process."""
 
     @field_validator("user", mode="before")
     @classmethod
