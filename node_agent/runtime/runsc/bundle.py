@@ -1,5 +1,6 @@
 """The OCI bundle of a sandbox, decided from its spec and its image.  Pure."""
 
+import posixpath
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +8,14 @@ from typing import Any, Final
 
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import SandboxSpec, Security
+from node_agent.host import reaper
 from node_agent.host.accounts import Account
 from node_agent.host.busybox import INSIDE
 from node_agent.host.cgroup import cpu_quota
 from node_agent.host.images import Image
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TOOLS: Final = posixpath.dirname(INSIDE)
 NODE_PIDS: Final = 8192  # bound on processes where the spec sets none
 _OPEN_FILES: Final = 65536
 _SHM_MB: Final = 64  # Docker's default size of /dev/shm
@@ -53,11 +56,18 @@ class FirstProcess:
 
 @dataclass(frozen=True)
 class Host:
-    """Paths on the host that go into the bundle."""
+    """What of the host goes into the bundle.
+
+    Attributes:
+        tools: directory with the programs that are bound in at `TOOLS`.
+        init: whether one of them is to be the parent of the first process and reap orphans.
+        namespace: of the network; ``None`` for an empty one.
+    """
 
     rootfs: Path
     workspace: Path
-    busybox: Path
+    tools: Path
+    init: bool
     cgroup: str
     namespace: Path | None
 
@@ -122,13 +132,13 @@ def config(spec: SandboxSpec, process: FirstProcess, host: Host) -> dict[str, An
         "ociVersion": "1.0.2",
         "hostname": hostname(spec),
         "root": {"path": str(host.rootfs), "readonly": spec.security.read_only_rootfs},
-        "process": _process(spec, process),
+        "process": _process(spec, process, host.init),
         "mounts": _mounts(spec, process.account, host),
         "linux": _linux(spec, host),
     }
 
 
-def _process(spec: SandboxSpec, process: FirstProcess) -> dict[str, Any]:
+def _process(spec: SandboxSpec, process: FirstProcess, init: bool) -> dict[str, Any]:
     account = process.account
     allowed = sorted(f"CAP_{name}" for name in capabilities(spec.security))
     # As on Linux without ambient capabilities: only root holds what it may have.
@@ -137,7 +147,7 @@ def _process(spec: SandboxSpec, process: FirstProcess) -> dict[str, Any]:
     return {
         "terminal": False,
         "user": {"uid": account.uid, "gid": account.gid, "additionalGids": list(account.groups)},
-        "args": list(process.argv),
+        "args": [f"{TOOLS}/{reaper.NAME}", "--", *process.argv] if init else list(process.argv),
         "env": [f"{key}={value}" for key, value in process.env.items()],
         "cwd": process.working_dir,
         "capabilities": {
@@ -169,7 +179,7 @@ def _mounts(spec: SandboxSpec, account: Account, host: Host) -> list[dict[str, A
         _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={files.tmpfs_mb}m"),  # noqa: S108
         _mount("/run", "tmpfs", "nosuid", "nodev", "mode=755", *owner, f"size={files.run_tmpfs_mb}m"),
         _bind(files.workspace_path, host.workspace, "rw"),
-        _bind(INSIDE, host.busybox, "ro"),
+        _bind(TOOLS, host.tools, "ro"),
     ]
 
 

@@ -23,6 +23,9 @@ CALL_TIMEOUT: Final = 15.0
 _HIDE_SYSCTL: Final = ("unshare", "-m", "--propagation", "slave", "sh", "-c")
 _HIDE_SCRIPT: Final = 'mount -t tmpfs tmpfs /proc/sys/net; exec "$@"'
 
+# A start must not go on when the agent dies: its successor takes down what it finds, and would miss what comes after.
+_DIE_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--")
+
 # Flags that start, restore and checkpoint must agree on.  KVM is never used: a /dev/kvm that does not work hangs it.
 _FLAGS: Final = (
     "--platform=systrap",
@@ -116,6 +119,7 @@ class Runsc:
         command = [*self._command(network), f"--log={stdio.engine_log}", *arguments]
         if network and self.hide_sysctl:
             command = [*_HIDE_SYSCTL, _HIDE_SCRIPT, "sh", *command]
+        command = [*_DIE_WITH_US, *command]
         # The sandbox keeps these descriptors for its whole life: files, never a pipe of ours.
         with stdio.stdout.open("ab") as out, stdio.stderr.open("ab") as err:
             code = guard.run(command, out, err, START_TIMEOUT)

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host import mounts
 from node_agent.host.accounts import Account
-from node_agent.host.inside import open_below
 from node_agent.runtime.base import Stream
 from node_agent.runtime.runsc.layout import Places
 
 _UPPER: Final = "upper"
 _WORK: Final = "work"
-_MOUNTED: Final = ("/", "/proc", "/sys", "/dev", "/dev/shm", "/tmp", "/run")  # noqa: S108 - inside the sandbox
 
 
 def mount_rootfs(places: Places, image_root: Path, etc: dict[str, str]) -> None:
@@ -60,21 +57,6 @@ def prepare_workspace(places: Places, account: Account) -> None:
     """A workspace that belongs to the sandbox's user; what an earlier generation left in it stays."""
     places.workspace.mkdir(mode=0o755, exist_ok=True)
     os.chown(places.workspace, account.uid, account.gid)
-
-
-def has_directory(places: Places, spec: SandboxSpec, path: str) -> bool:
-    """Whether a fresh sandbox has ``path`` as a directory, in its root file system, workspace or a mount of its own."""
-    workspace = spec.filesystem.workspace_path
-    if path in _MOUNTED or path == workspace:
-        return True
-    root = places.rootfs
-    if path.startswith(f"{workspace}/"):
-        root, path = places.workspace, path.removeprefix(workspace)
-    try:
-        os.close(open_below(root, path, os.O_PATH | os.O_DIRECTORY))
-    except OSError:
-        return False
-    return True
 
 
 def prepare_logs(places: Places) -> None:

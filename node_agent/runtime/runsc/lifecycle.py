@@ -16,12 +16,13 @@ from node_agent.host.volume import Volumes
 from node_agent.runtime.base import Death, EngineState, Order, RuntimeFailure
 from node_agent.runtime.runsc import bundle, files, launcher
 from node_agent.runtime.runsc.engine import Guard, Runsc
+from node_agent.runtime.runsc.inspection import View
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
 
 
-class MissingDirectoryError(Exception):
-    """The working directory is not in the image."""
+class NotStartableError(Exception):
+    """The image lacks what the first process needs."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,19 @@ class Host:
     """What of the host every sandbox needs.
 
     Attributes:
-        busybox: the static one that is bound into every sandbox.
+        tools: directory of the static programs that are bound into every sandbox.
+        init: whether a reaper of orphans is among them.
         resolvers: name servers of sandboxes with a network.
     """
 
     volumes: Volumes
     networks: Networks
-    busybox: Path
+    tools: Path
+    init: bool
     resolvers: tuple[str, ...]
 
 
-_REFUSALS: Final = (accounts.UnknownAccountError, bundle.UnknownCapabilityError, MissingDirectoryError)
+_REFUSALS: Final = (accounts.UnknownAccountError, bundle.UnknownCapabilityError, NotStartableError)
 
 
 def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Record:
@@ -85,20 +88,21 @@ def _prepare(host: Host, places: Places, record: Record, image: Image, root: Pat
     files.prepare_workspace(places, account)
     files.prepare_logs(places)
     process = bundle.first_process(spec, image, account)
-    if not files.has_directory(places, spec, process.working_dir):
-        # runsc itself would make it, as root; a mistyped directory has to be told.
-        raise MissingDirectoryError(f"its working directory {process.working_dir} is not there")
-    launcher.write_bundle(places, bundle.config(spec, process, _host_side(host, places, net)))
+    view = View(places.rootfs, places.workspace, spec.filesystem.workspace_path)
+    if problem := view.problem(process):
+        raise NotStartableError(problem)
+    launcher.write_bundle(places, bundle.config(spec, process, _host_side(host, places, record)))
     return record.but(working_dir=process.working_dir, account=account)
 
 
-def _host_side(host: Host, places: Places, net: Net | None) -> bundle.Host:
+def _host_side(host: Host, places: Places, record: Record) -> bundle.Host:
     return bundle.Host(
+        init=host.init and record.spec.security.init,
         rootfs=places.rootfs,
         workspace=places.workspace,
-        busybox=host.busybox,
+        tools=host.tools,
         cgroup=places.cgroup.path,
-        namespace=net.path if net else None,
+        namespace=record.net.path if record.net else None,
     )
 
 

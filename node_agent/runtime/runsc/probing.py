@@ -5,12 +5,11 @@ import dataclasses
 import select
 import shutil
 import uuid
-from pathlib import Path
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
-from node_agent.host import accounts, busybox
+from node_agent.host import accounts, busybox, reaper
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, Stream
 from node_agent.runtime.runsc import bundle, launcher
@@ -26,6 +25,9 @@ _EXIT_CODE: Final = 7
 _HIDES: Final = (
     "this kernel shows net.core.rmem_default in every network namespace, which this gVisor takes for the host's;"
     " runsc starts in a mount namespace with an empty /proc/sys/net"
+)
+_NO_INIT: Final = (
+    "no static tini was found, so orphans inside sandboxes stay as zombies; apt-get install tini (or docker.io)"
 )
 
 
@@ -46,14 +48,15 @@ def probe(layout: Layout) -> Outcome:
     runsc = Runsc(layout.run)
     try:
         version = runsc.version()
-        tool = busybox.provide(layout.tools)
+        busybox.provide(layout.tools)
+        init = reaper.provide(layout.tools) is not None
     except (CommandError, OSError) as error:
         raise RuntimeFailure(
             ErrorCode.UNSUPPORTED, f"the runsc runtime cannot run here: {error}; install gVisor and busybox-static"
         ) from error
     places = layout.places(f"probe-{uuid.uuid4().hex[:8]}")
     try:
-        return _examine(runsc, version, places, tool)
+        return _examine(runsc, version, places, [] if init else [_NO_INIT])
     except OSError as error:
         raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the probe of runsc failed: {error}") from error
     finally:
@@ -62,9 +65,10 @@ def probe(layout: Layout) -> Outcome:
             shutil.rmtree(places.directory)
 
 
-def _examine(runsc: Runsc, version: str, places: Places, tool: Path) -> Outcome:
-    _prepare(places, tool)
-    runsc, notes = _start(runsc, places)
+def _examine(runsc: Runsc, version: str, places: Places, notes: list[str]) -> Outcome:
+    _prepare(places)
+    runsc, more = _start(runsc, places)
+    notes += more
     socket, checkpoint = True, True
     try:
         _test_socket(places)
@@ -82,13 +86,13 @@ def _examine(runsc: Runsc, version: str, places: Places, tool: Path) -> Outcome:
     return Outcome(Engine(runsc, socket), facts)
 
 
-def _prepare(places: Places, tool: Path) -> None:
+def _prepare(places: Places) -> None:
     """A bundle whose root file system is empty but for what gVisor mounts into it."""
     for directory in (places.rootfs, places.workspace, places.log(Stream.STDOUT).parent):
         directory.mkdir(parents=True)
     spec = SandboxSpec(id=places.sandbox_id, image="probe", cpus=1, memory_mb=256, network="bridge")
     process = bundle.FirstProcess((busybox.INSIDE, "sleep", "1000"), {}, "/", accounts.Account(1000, 1000))
-    host = bundle.Host(places.rootfs, places.workspace, tool, places.cgroup.path, None)
+    host = bundle.Host(places.rootfs, places.workspace, places.layout.tools, False, places.cgroup.path, None)
     launcher.write_bundle(places, bundle.config(spec, process, host))
 
 
