@@ -238,6 +238,8 @@ class FakeNode:
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a call waits for `release`."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    hold: bool = False
+    """Whether calls without a wait of their own wait for `release` too."""
     uploaded: int = 0
     upload_whole: bool | None = None
 
@@ -264,6 +266,8 @@ class FakeNode:
 
     async def json(self, request: Request) -> Response:
         self._note(request, await request.body())
+        if self.hold:
+            await self._hold(request)
         return self.answer or JSONResponse({"session": {"id": "s"}, "events": []}, 201)
 
     async def events(self, request: Request) -> Response:

@@ -44,6 +44,11 @@ class GatewayProcess:
     process: "subprocess.Popen[str]"
     log: list[str]
 
+    def peak_memory(self) -> int:
+        """Bytes that it ever held in memory at once."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """Sends the signal and answers the exit code."""
         self.process.send_signal(number)

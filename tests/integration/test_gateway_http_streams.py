@@ -402,11 +402,13 @@ async def test_node_traffic_passes_an_overloaded_gateway() -> None:
     [
         ("GET", f"/v1/exec/{SESSION}/events?wait_seconds=15", None, True),
         ("POST", "/v1/sandboxes", {"id": "box", "image": "i"}, True),
+        ("POST", "/v1/sandboxes/box/exec?wait_seconds=15", OLD_SDK_EXEC, False),
     ],
 )
 def test_a_stop_ends_waits_with_a_word(method: str, path: str, body: Any, again: bool) -> None:
     with running_edge(stop_grace=0.0) as edge:
         gate_creates(edge)
+        edge.node.hold = True
         answers: list[requests.Response] = []
 
         def wait() -> None:
@@ -415,10 +417,10 @@ def test_a_stop_ends_waits_with_a_word(method: str, path: str, body: Any, again:
         caller = threading.Thread(target=wait)
         with Lines("gateway.access") as lines:
             caller.start()
-            if method == "GET":
-                edge.loop.call(edge.node.waiting.wait())
-            else:
+            if path == "/v1/sandboxes":
                 edge.loop.call(_creating(edge))
+            else:
+                edge.loop.call(edge.node.waiting.wait())
             edge.loop.call(edge.gateway.stopping.stop())
             assert " 503 " in lines.next().getMessage()
         caller.join(10)

@@ -156,6 +156,18 @@ def test_files_both_ways_by_hash(fleet: Fleet, box: str) -> None:
     assert ErrorBody.model_validate_json(absent.content).code is ErrorCode.FILE_NOT_FOUND
 
 
+def test_large_files_do_not_grow_the_gateway(fleet: Fleet, box: str, tmp_path: Path) -> None:
+    size = 256 * limits.MIB
+    params = {"path": "/workspace/large"}
+    with (tmp_path / "zeros").open("w+b") as zeros:
+        zeros.truncate(size)
+        before = fleet.gateway.peak_memory()
+        assert fleet.call("PUT", f"/v1/sandboxes/{box}/files", params=params, data=zeros).status_code == 200
+    with fleet.call("GET", f"/v1/sandboxes/{box}/files", params=params, stream=True) as answer:
+        assert sum(map(len, answer.iter_content(limits.MIB))) == size
+    assert fleet.gateway.peak_memory() - before < 32 * limits.MIB
+
+
 def test_pause_is_undone_by_an_exec(fleet: Fleet, box: str) -> None:
     assert fleet.call("POST", f"/v1/sandboxes/{box}/pause").json()["sandbox"]["state"] == "paused"
     code, stdout, _ = fleet.old_exec(box, ["echo", "awake"])
