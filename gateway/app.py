@@ -25,7 +25,7 @@ from gateway.upstream import Upstream
 from gateway.version import installed_version
 from gateway.wire.errors import ErrorCode, FieldError
 
-MAX_REQUESTS: Final = 2000
+MAX_REQUESTS: Final = 4000
 MAX_CREATES: Final = 256
 STOP_GRACE: Final = 2.0
 CLIENT_GONE: Final = 499  # nobody reads it; it is what the access log shows

@@ -196,7 +196,7 @@ class GatewayClient:
         return self._retried("POST", path, NodeEnvelope, body=DrainRequest(draining=draining)).node
 
     def remove_node(self, node_id: str) -> NodeRecord:
-        """Forgets a node that holds nothing."""
+        """Forgets a node that holds nothing.  A second try after a lost answer finds it gone: ``node_not_found``."""
         return self._retried("DELETE", f"/v1/nodes/{quote(node_id, safe='')}", NodeEnvelope).node
 
     def demand(self) -> Demand:

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Final
 
 import uvloop
 
-from gateway.app import build_app
+from gateway.app import MAX_REQUESTS, build_app
 from gateway.server import Server
 from gateway.services.assembly import Services, build
 from gateway.services.tokens import TokenService
@@ -18,6 +20,8 @@ from gateway.store.db import StoreError
 from gateway.upstream import Upstream
 
 _log = logging.getLogger("gateway")
+
+RESERVED_FILES: Final = 512  # descriptors for the database, logs, idle connections and calls that are always let in
 
 
 class StartError(Exception):
@@ -30,6 +34,7 @@ def run(settings: GatewaySettings) -> None:
     Raises:
         StartError: the port, the state directory, the database or the tokens do not allow it; nothing was started.
     """
+    allowed = most_requests(_raise_open_files())
     with _listener(settings.host, settings.port) as listener:
         upstream = Upstream()
         try:
@@ -37,7 +42,23 @@ def run(settings: GatewaySettings) -> None:
         except StoreError as error:
             raise StartError(str(error)) from error
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(services, upstream, listener))
+            runner.run(_serve(services, upstream, listener, allowed))
+
+
+def most_requests(open_files: int) -> int:
+    """How many requests may be in flight with so many descriptors: one that goes on to a node needs two."""
+    return max(1, min(MAX_REQUESTS, (open_files - RESERVED_FILES) // 2))
+
+
+def _raise_open_files() -> int:
+    """Takes all the descriptors that the system allows, up to what is of use; answers how many those are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    useful = 2 * MAX_REQUESTS + RESERVED_FILES
+    wanted = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return useful if soft == resource.RLIM_INFINITY else soft
 
 
 @contextlib.contextmanager
@@ -56,14 +77,14 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
         yield made
 
 
-async def _serve(services: Services, upstream: Upstream, listener: socket.socket) -> None:
+async def _serve(services: Services, upstream: Upstream, listener: socket.socket, allowed: int) -> None:
     try:
         await _require_token(services.tokens)
     except BaseException:
         services.close()
         raise
     async with upstream, services:
-        await Server(build_app(services, upstream)).serve(sockets=[listener])
+        await Server(build_app(services, upstream, max_requests=allowed)).serve(sockets=[listener])
     _log.info("the gateway has stopped")
 
 

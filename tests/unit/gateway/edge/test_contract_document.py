@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs import api
-from gateway.app import route_table, routes_only
+from gateway.app import MAX_CREATES, MAX_REQUESTS, STOP_GRACE, route_table, routes_only
+from gateway.middleware import BODY_IDLE
+from gateway.proxy import CLIENT_IDLE
 
 
 def refs(value: Any) -> Iterator[str]:
@@ -61,3 +63,11 @@ def test_names_of_operations_are_unique() -> None:
     paths = routes_only().openapi()["paths"].values()
     names = [operation["operationId"] for operations in paths for operation in operations.values()]
     assert len(names) == len(set(names))
+
+
+def test_numbers_in_the_prose_are_those_of_the_code() -> None:
+    page = api.PAGE.read_text()
+    assert f"{MAX_REQUESTS} calls at once" in page
+    assert f"{MAX_CREATES} creates among them" in page
+    assert ("for two minutes is cut off" in page) == (BODY_IDLE == CLIENT_IDLE == 120)
+    assert ("calls get two seconds" in page) == (STOP_GRACE == 2)
