@@ -46,7 +46,7 @@ class GatewaySettings(BaseSettings):
     lost_after: float = Field(default=limits.LOST_AFTER, gt=0)
     """Seconds without heartbeat after which a node's sandboxes are lost."""
     tombstone_seconds: float = Field(default=24 * 3600.0, gt=0)
-    """Seconds that a deleted sandbox's row, and with it the count of its generations, is kept."""
+    """Seconds that a deleted sandbox's row, and with it the count of its generations, is kept; of gone nodes, too."""
 
     @property
     def url(self) -> str:

@@ -1,6 +1,7 @@
 """Sandboxes end by their ttl, waits by their lease, tombstones by their age."""
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from gateway.core import lifecycle
@@ -9,7 +10,7 @@ from gateway.services.deadlines import Deadlines
 from gateway.services.ledger import Ledger
 from gateway.services.ports import Clock
 from gateway.settings import GatewaySettings
-from gateway.store import nodes, sandboxes
+from gateway.store import nodes, sandboxes, tokens
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, SandboxState
 
@@ -56,16 +57,16 @@ class Expiry:
         await self._deadlines.run()
 
     async def housekeep(self) -> None:
-        """Forgets old tombstones and join tokens, for ever."""
+        """Forgets, now and then, what `purge` forgets, for ever."""
         while True:
             await self._clock.sleep(HOUSEKEEPING_INTERVAL)
             await self.purge()
 
     async def purge(self) -> None:
-        """Forgets the tombstones and join tokens whose time is over."""
+        """Forgets deleted sandboxes, nodes that are gone, and ended credentials and join tokens, each after a day."""
         before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
-        await self._ledger.db.write(lambda session: sandboxes.purge(session, before))
-        await self._ledger.db.write(lambda session: nodes.purge_grants(session, before))
+        for forget in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes):
+            await self._ledger.db.write(partial(forget, before=before))
 
     async def _due(self, key: str) -> None:
         if key.startswith(_TTL):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import datetime
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlmodel import Session, col
 
 from gateway.core.model import JoinGrant, Node, NodeLoad
@@ -82,6 +82,17 @@ def save(session: Session, before: Node, after: Node) -> Node:
     if affected(session.execute(statement)) != 1:
         raise StaleError(f"node {before.id} is no longer at version {before.version}")
     return written
+
+
+def purge_gone(session: Session, before: datetime) -> int:
+    """Forgets the nodes that are gone and were last heard of before that time; how many."""
+    last = func.coalesce(NodeRow.heartbeat_at, NodeRow.registered_at)
+    statement = (
+        delete(NodeRow)
+        .where(col(NodeRow.state) == NodeState.GONE.value, last < before)
+        .execution_options(synchronize_session=False)
+    )
+    return affected(session.execute(statement))
 
 
 def add_grant(session: Session, grant: JoinGrant, sha256: str, created_at: datetime) -> None:

@@ -2,10 +2,11 @@
 
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, insert, select, update
+from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlmodel import Session, col
 
 from gateway.core.model import Token
+from gateway.store.db import affected
 from gateway.store.mapping import token_of
 from gateway.store.tables import TokenRow
 
@@ -51,6 +52,16 @@ def revoke(session: Session, token_id: str, now: datetime) -> None:
 def revoke_of_node(session: Session, node_id: str, now: datetime) -> None:
     """Ends every credential of a node."""
     _end(session, col(TokenRow.node_id) == node_id, now)
+
+
+def purge_of_nodes(session: Session, before: datetime) -> int:
+    """Forgets the credentials of nodes that ended before that time; how many."""
+    statement = (
+        delete(TokenRow)
+        .where(col(TokenRow.node_id).is_not(None), col(TokenRow.revoked_at) < before)
+        .execution_options(synchronize_session=False)
+    )
+    return affected(session.execute(statement))
 
 
 def _end(session: Session, which: ColumnElement[bool], now: datetime) -> None:

@@ -2,16 +2,20 @@
 
 import asyncio
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from sqlalchemy import text
+from sqlmodel import Session
 
 from gateway.errors import ApiError
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, SandboxState
-from tests.scenario.gateway.world import World, spec
+from tests.scenario.gateway.world import World, settings_for, spec, world
 
 S = SandboxState
+TABLES = ("sandboxes", "sandbox_labels", "nodes", "tokens", "join_tokens")
 
 
 async def test_a_paused_sandbox_is_resumed_by_the_next_call(here: World) -> None:
@@ -175,3 +179,34 @@ async def test_a_foreign_cursor_is_refused(here: World, cursor: str) -> None:
     with pytest.raises(ApiError) as caught:
         await here.services.sandboxes.page(cursor=cursor)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+async def test_too_many_that_wait_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path, max_pending=1)) as here:
+        create = asyncio.create_task(here.services.sandboxes.create(spec()))
+        await here.until("a", S.PENDING)
+        with pytest.raises(ApiError) as caught:
+            await here.services.sandboxes.create(spec("b"))
+        assert (caught.value.code, caught.value.retryable) == (ErrorCode.NO_ROOM, True)
+        with pytest.raises(ApiError):
+            await here.services.sandboxes.get("b")
+        create.cancel()
+
+
+async def test_what_is_over_is_forgotten_after_a_day(here: World) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec())
+    await here.services.sandboxes.delete("a")
+    await here.services.nodes.remove(node.node_id)
+    expiry, db = here.services.works.expiry, here.services.works.db
+    here.moved.advance(here.settings.tombstone_seconds - 1)
+    await expiry.purge()
+    assert await here.state("a") is S.DELETED
+    here.moved.advance(3602)  # the join token ran for an hour
+    await expiry.purge()
+
+    def count(session: Session) -> dict[str, int]:
+        return {name: session.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in TABLES}
+
+    left = await db.read(count)
+    assert left == dict.fromkeys(TABLES, 0)

@@ -1,0 +1,24 @@
+"""The gateway's error and its body."""
+
+from gateway.errors import ApiError
+from gateway.wire.errors import ErrorBody, ErrorCode
+from gateway.wire.resources import Shape
+
+
+def test_the_code_decides_status_and_retry_unless_told_otherwise() -> None:
+    assert (ApiError(ErrorCode.NO_ROOM, "x").status, ApiError(ErrorCode.NO_ROOM, "x").retryable) == (503, True)
+    assert ApiError(ErrorCode.NO_ROOM, "x", retryable=False).retryable is False
+
+
+def test_the_body_carries_the_details() -> None:
+    error = ApiError(ErrorCode.NO_ROOM, "no room", sandbox_id="a", reasons=["full"], pending_resources=Shape(cpus=1))
+    assert error.body("r1") == ErrorBody(
+        error="no room", code=ErrorCode.NO_ROOM, retryable=True, sandbox_id="a", reasons=["full"],
+        pending_resources=Shape(cpus=1), request_id="r1",
+    )  # fmt: skip
+
+
+def test_a_body_becomes_the_same_error() -> None:
+    told = ApiError(ErrorCode.DISK_FULL, "full", retryable=True, sandbox_id="a", state="failed")
+    again = ApiError.from_body(told.body(), retry_after=3)
+    assert (again.body(), again.retry_after) == (told.body(), 3)
