@@ -35,6 +35,8 @@ def run(settings: GatewaySettings) -> None:
         StartError: the port, the state directory, the database or the tokens do not allow it; nothing was started.
     """
     allowed = most_requests(_raise_open_files())
+    if allowed < MAX_REQUESTS:
+        _log.warning("the limit of open files lets in %d requests at once; raise it (ulimit -n) for more", allowed)
     with _listener(settings.host, settings.port) as listener:
         upstream = Upstream()
         try:
