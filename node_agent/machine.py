@@ -41,22 +41,26 @@ class Machine:
         self._gpus = gpus
         self._disk_mb = settings.disk_mb
 
-    def total(self, held_disk_mb: int = 0) -> Shape:
-        """What the node gives away.  Fixed at the first call, so that placement does not see it move.
+    def measure(self, used_disk_mb: int) -> None:
+        """Fixes the disk that the node gives away, so that placement does not see it move.
 
         Args:
-            held_disk_mb: what sandboxes that were adopted may take of the disk that no longer counts as free.
+            used_disk_mb: what adopted sandboxes have written: no longer free, and still theirs.
         """
-        settings = self._settings
-        memory = parse_meminfo((self._proc / "meminfo").read_text())["MemTotal"]
         if self._disk_mb is None:
-            state = os.statvfs(settings.root)
+            state = os.statvfs(self._settings.root)
             free = state.f_bavail * state.f_frsize // MIB
-            self._disk_mb = max(0, free - settings.reserve_disk_mb, held_disk_mb)
+            self._disk_mb = max(0, free + used_disk_mb - self._settings.reserve_disk_mb)
+
+    def total(self) -> Shape:
+        """What the node gives away."""
+        settings = self._settings
+        self.measure(0)
+        memory = parse_meminfo((self._proc / "meminfo").read_text())["MemTotal"]
         return Shape(
             cpus=settings.cpus or len(os.sched_getaffinity(0)) * settings.cpu_overcommit,
             memory_mb=settings.memory_mb or max(0, memory - settings.reserve_memory_mb),
-            disk_mb=self._disk_mb,
+            disk_mb=self._disk_mb or 0,
             gpus=self._gpus,
             slots=settings.slots,
         )

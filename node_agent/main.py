@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from gateway.client import GatewayClient
@@ -62,7 +63,7 @@ class Node:
         self._pools = (creators, workers, blocking)
         reports = [_report(facts) for _, facts in engines.values()]
         gpus = count_gpus() if any(report.gpus for report in reports) else 0
-        machine = Machine(settings, gpus=gpus)
+        machine = self._machine = Machine(settings, gpus=gpus)
         self.registry = Registry(self._runtimes, machine.total, creators, workers)
         spool = SpoolStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = Bounds(settings.max_execs, settings.exec_retention)
@@ -79,7 +80,7 @@ class Node:
                 register=partial(_registration, settings, machine, reports),
                 machine=machine,
                 runtimes=reports,
-                images=_Images(self._runtimes).digests,
+                images=_Images(self._runtimes, workers).digests,
                 live_execs=self.sessions.live,
             ),
         )
@@ -102,9 +103,13 @@ class Node:
                 log.debug("the loop is closed; sandbox %s ended with the agent", sandbox_id)
 
         self.registry.on_change(self.agent.poke, gone)
-        await loop.run_in_executor(self._pools[2], self.registry.adopt)
+        await loop.run_in_executor(self._pools[2], self._adopt)
         self.sessions.open(loop)
         self.agent.start()
+
+    def _adopt(self) -> None:
+        self.registry.adopt()
+        self._machine.measure(self.registry.used_disk_mb())
 
     def close(self) -> None:
         """Ends the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
@@ -142,23 +147,30 @@ class Node:
 
 
 class _Images:
-    """Digests of the images that start here without a pull, at most `IMAGES_AGE` seconds old."""
+    """Digests of the images that start here without a pull, as they were listed at most `IMAGES_AGE` seconds ago.
 
-    def __init__(self, runtimes: Mapping[RuntimeName, SandboxRuntime]) -> None:
+    They are listed behind the heartbeat's back: an engine that hangs must not make the node look dead.
+    """
+
+    def __init__(self, runtimes: Mapping[RuntimeName, SandboxRuntime], executor: Executor) -> None:
         self._runtimes = runtimes
+        self._executor = executor
         self._listed: list[str] = []
         self._until = 0.0
+        self._listing: Future[None] | None = None
 
     def digests(self) -> list[str]:
-        """The listing; the last one where an engine does not answer."""
-        if time.monotonic() < self._until:
-            return self._listed
-        self._until = time.monotonic() + IMAGES_AGE
+        """The last listing; begins a new one where it is old."""
+        if time.monotonic() >= self._until and (self._listing is None or self._listing.done()):
+            self._until = time.monotonic() + IMAGES_AGE
+            self._listing = self._executor.submit(self._list)
+        return self._listed
+
+    def _list(self) -> None:
         try:
             self._listed = sorted({digest for runtime in self._runtimes.values() for digest in runtime.images()})
         except RuntimeFailure as failure:
             log.warning("the images could not be listed: %s", failure.message)
-        return self._listed
 
 
 class _Server(uvicorn.Server):
@@ -209,7 +221,8 @@ def run(settings: NodeSettings, factories: Mapping[RuntimeName, Factory], connec
             try:
                 record_engines(settings)
                 node = Node(settings, engines, origin(settings, listener), connect)
-                asyncio.run(_until_signal(node, settings, listener))
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(_until_signal(node, settings, listener))
             except RuntimeFailure as failure:
                 raise StartError(f"an engine does not say what it has: {failure.message}") from failure
             except OSError as error:

@@ -25,6 +25,8 @@ from node_agent.runtime.base import Death, EngineState, Found, Order, RuntimeFai
 
 log = logging.getLogger(__name__)
 
+DELETE_WAIT = 120.0  # above what an engine takes for its longest delete
+
 Runtimes = Mapping[RuntimeName, SandboxRuntime]
 
 
@@ -83,6 +85,16 @@ class Registry:
         if sandbox.state is not SandboxState.RUNNING:
             raise not_running(sandbox)
         return self._runtimes[sandbox.runtime], sandbox
+
+    def used_disk_mb(self) -> int:
+        """MiB of disk that the sandboxes that are there have written; what cannot be asked counts as nothing."""
+        used = 0.0
+        for sandbox in self.sandboxes():
+            try:
+                used += self.engine(sandbox).usage(sandbox.order.sandbox_id).disk_mb
+            except RuntimeFailure as failure:
+                log.info("the disk of sandbox %s is not known: %s", sandbox.order.sandbox_id, failure.message)
+        return int(used)
 
     def engine(self, sandbox: Sandbox) -> SandboxRuntime:
         """The engine that runs this sandbox."""
@@ -163,12 +175,15 @@ class Registry:
         Raises:
             RuntimeFailure: an engine could not be asked.
         """
+        unfinished: list[Entry] = []
         for name, runtime in self._runtimes.items():
             for found in runtime.found():
-                self._adopt(name, found)
+                unfinished += self._adopt(name, found)
         for name, runtime in self._runtimes.items():
             for sentence in runtime.sweep():
                 log.info("%s: swept: %s", name, sentence)
+        for entry in unfinished:
+            self._creators.submit(self._create, entry, None)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -208,6 +223,7 @@ class Registry:
 
     def _create(self, entry: Entry, former: Entry | None) -> None:
         try:
+            _await_delete(former)
             with entry.busy:
                 self._remove_former(entry, former)
                 found = None if entry.deleted else self._engine_create(entry)
@@ -293,23 +309,24 @@ class Registry:
         self._changed()
         return entry.sandbox
 
-    def _adopt(self, name: RuntimeName, found: Found) -> None:
+    def _adopt(self, name: RuntimeName, found: Found) -> list[Entry]:
+        """The entry, where its create has to go on."""
         entry = Entry(core.adopted(found, name))
         other = self._entries.get(entry.id)
         if other is not None and other.generation >= entry.generation:
             log.warning("sandbox %s: generation %d is debris beside %d", entry.id, entry.generation, other.generation)
             self._runtimes[name].delete(entry.id)
-            return
+            return []
         self._entries[entry.id] = entry
         log.info("adopted sandbox %s, generation %d: %s", entry.id, entry.generation, entry.sandbox.state)
         if found.state is EngineState.CREATING:
-            self._creators.submit(self._create, entry, other)
-            return
+            return [entry]
         entry.created.set_result(entry.sandbox)
         if entry.sandbox.state in {SandboxState.RUNNING, SandboxState.PAUSED}:
             self._watch(entry)
         else:
             entry.ended.set()
+        return []
 
     def _watch(self, entry: Entry) -> None:
         threading.Thread(target=self._wait, args=(entry,), name=f"watch-{entry.id}", daemon=True).start()
@@ -337,3 +354,15 @@ class Registry:
     def _tell_gone(self, entry: Entry, death: Death, *, deleted: bool) -> None:
         if self._gone is not None:
             self._gone(entry.id, entry.generation, death=death, deleted=deleted)
+
+
+def _await_delete(former: Entry | None) -> None:
+    """A delete of the former generation must not meet the new one in the engine."""
+    if former is None or former.deleted is None:
+        return
+    try:
+        former.deleted.exception(timeout=DELETE_WAIT)
+    except TimeoutError as error:
+        raise RuntimeFailure(
+            ErrorCode.BUSY, f"the former generation of sandbox {former.id} is still being deleted; try again"
+        ) from error

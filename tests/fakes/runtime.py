@@ -51,6 +51,8 @@ class FakeControls:
     """A create waits for this, as for a slow image."""
     creating: threading.Event = field(default_factory=threading.Event)
     """Set when a create has come as far as the gate."""
+    delete_gate: threading.Event | None = None
+    """A delete waits for this in the middle of its work."""
     deleting: threading.Event = field(default_factory=threading.Event)
     """Set once a delete has taken the order away."""
     fail_creates: list[RuntimeFailure] = field(default_factory=list)
@@ -188,6 +190,8 @@ class FakeRuntime(SandboxRuntime):
             (self._home(sandbox_id) / "order.json").unlink(missing_ok=True)
             (self._home(sandbox_id) / "pid").unlink(missing_ok=True)
         self.controls.deleting.set()
+        if self.controls.delete_gate is not None:
+            self.controls.delete_gate.wait(30)
         self._kill_all(sandbox_id)
         shutil.rmtree(self._home(sandbox_id), ignore_errors=True)
 

@@ -63,7 +63,8 @@ def test_heartbeats_are_complete_and_counted(root: Path) -> None:
         assert [beat.sequence for beat in beats] == list(range(1, len(beats) + 1))
         assert len({beat.boot_id for beat in beats}) == 1
         assert beats[-1].reserved.memory_mb == 64
-        assert beats[-1].images == ["sha256:fake"]
+        node.node.agent.poke()
+        node.gateway.wait_for("the images", lambda: beats[-1].images == ["sha256:fake"])
 
 
 def test_a_death_is_told_at_once(root: Path) -> None:

@@ -76,6 +76,26 @@ def test_delete_wins_over_a_create_in_flight(node: NodeUnderTest, fresh: str) ->
     assert fresh not in {found.order.sandbox_id for found in node.runtime.found()}
 
 
+def test_a_new_generation_waits_for_the_delete_of_the_old_one(node: NodeUnderTest, fresh: str) -> None:
+    node.create(fresh)
+    gate = node.runtime.controls.delete_gate = threading.Event()
+    node.runtime.controls.deleting.clear()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            deleted = pool.submit(node.delete, fresh)
+            assert node.runtime.controls.deleting.wait(10)
+            created = pool.submit(node.create, fresh, generation=2)
+            while node.node.registry.find(fresh, None).order.generation != 2:
+                assert not created.done()
+            gate.set()
+            assert deleted.result().status_code == 200
+            assert created.result().json()["sandbox"]["state"] == "running"
+    finally:
+        gate.set()
+        node.runtime.controls.delete_gate = None
+    assert node.exec(fresh, ["true"], generation=2).json()["session"]["exit_code"] == 0
+
+
 def test_delete_is_fine_twice_and_for_what_never_was(node: NodeUnderTest, fresh: str) -> None:
     node.create(fresh)
     assert node.delete(fresh).status_code == 200
