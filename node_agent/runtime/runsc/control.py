@@ -102,11 +102,12 @@ class Control:
         self._path = str(path)
         self._container = container
 
-    def execute(self, launch: Launch, descriptors: Sequence[int]) -> int:
-        """Starts a process with these stdin, stdout and stderr; its pid inside.
+    def execute(self, launch: Launch, descriptors: Sequence[int]) -> tuple[int, Pending]:
+        """Starts a process with these stdin, stdout and stderr; its pid inside, and its wait status to come.
 
         Raises:
             ControlError: it could not be started; the text says why.
+            ControlLostError: the sandbox is gone, or did not answer in time.
         """
         capabilities = dict.fromkeys(("EffectiveCaps", "PermittedCaps"), launch.capabilities)
         argument = {
@@ -127,12 +128,18 @@ class Control:
             "ContainerID": self._container,
             "GuestFDs": list(range(len(descriptors))),
         }
-        pid: int = self.call("containerManager.ExecuteAsync", argument, descriptors=descriptors)
-        return pid
-
-    def wait_exec(self, pid: int) -> Pending:
-        """The wait status of a started process, to come."""
-        return self.begin("containerManager.WaitPID", {"PID": pid, "CID": self._container})
+        connection = self._send("containerManager.ExecuteAsync", argument, descriptors, DEFAULT_TIMEOUT)
+        try:
+            pid = _receive(connection, "containerManager.ExecuteAsync", DEFAULT_TIMEOUT)
+            # On the same connection: a sandbox that ends from here on has still started the process.
+            connection.sendall(_request("containerManager.WaitPID", {"PID": pid, "CID": self._container}))
+        except OSError as error:
+            connection.close()
+            raise ControlLostError(str(error)) from error
+        except (ControlError, ControlLostError):
+            connection.close()
+            raise
+        return pid, Pending(connection)
 
     def wait_first(self) -> Pending:
         """The wait status of the first process, to come."""
@@ -176,21 +183,11 @@ class Control:
             ControlError: the sentry refused.
             ControlLostError: it is not there, or did not answer within ``timeout`` seconds.
         """
-        deadline = time.monotonic() + timeout
         connection = self._send(method, argument, descriptors, timeout)
-        received = bytearray()
         try:
-            while (answer := _parsed(received)) is None:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                data = connection.recv(65536)
-                if not data:
-                    raise ControlLostError(f"the sandbox ended during {method}")
-                received += data
-        except OSError as error:
-            raise ControlLostError(f"{method}: {error}") from error
+            return _receive(connection, method, timeout)
         finally:
             connection.close()
-        return answer
 
     def begin(self, method: str, argument: Any) -> Pending:
         """Sends a call whose answer may take long.
@@ -203,7 +200,7 @@ class Control:
     def _send(self, method: str, argument: Any, descriptors: Sequence[int], timeout: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout)
-        request = json.dumps({"method": method, "arg": argument}).encode()
+        request = _request(method, argument)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         try:
             connection.connect(self._path)
@@ -213,6 +210,26 @@ class Control:
             connection.close()
             raise ControlLostError(f"{method}: {error}") from error
         return connection
+
+
+def _request(method: str, argument: Any) -> bytes:
+    return json.dumps({"method": method, "arg": argument}).encode()
+
+
+def _receive(connection: socket.socket, method: str, timeout: float) -> Any:
+    """The result of the call in flight."""
+    deadline = time.monotonic() + timeout
+    received = bytearray()
+    try:
+        while (answer := _parsed(received)) is None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            data = connection.recv(65536)
+            if not data:
+                raise ControlLostError(f"the sandbox ended during {method}")
+            received += data
+    except OSError as error:
+        raise ControlLostError(f"{method}: {error}") from error
+    return answer
 
 
 def _parsed(received: bytearray) -> Any:

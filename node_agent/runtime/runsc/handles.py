@@ -10,7 +10,7 @@ from gateway.wire.errors import ErrorCode
 from node_agent.host.busybox import INSIDE
 from node_agent.host.process import CommandError, run
 from node_agent.runtime.base import Exit, RuntimeFailure
-from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch, Pending
+from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
 from node_agent.runtime.runsc.engine import CALL_TIMEOUT, Runsc
 from node_agent.runtime.runsc.execs import Handle, Pipes
 
@@ -53,8 +53,7 @@ class SocketHandle(Handle):
         """
         self._sandbox_id = sandbox_id
         self._control = control
-        self._pid = control.execute(launch, pipes.guest)
-        self._pending: Pending = control.wait_exec(self._pid)
+        self._pid, self._pending = control.execute(launch, pipes.guest)
 
     def fileno(self) -> int:
         return self._pending.fileno()
