@@ -1,5 +1,6 @@
 """``sandboxes up``: the whole service on this machine, in the foreground."""
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -18,8 +19,9 @@ app = typer.Typer()
 
 
 def say(line: str) -> None:
-    """One line of progress, on stderr."""
-    print(f"sandboxes: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
+    """One line of progress, on stderr.  A terminal that is gone must not keep anything from being ended."""
+    with contextlib.suppress(OSError):
+        print(f"sandboxes: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
 
 
 @app.command()

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from ucloud_sandboxes_sdk import ExecLostError, Image, SandboxApiError, SandboxClient, SandboxHandle, SandboxSpec
+from ucloud_sandboxes_sdk import (
+    ExecLostError,
+    Image,
+    SandboxApiError,
+    SandboxClient,
+    SandboxHandle,
+    SandboxSpec,
+    TransportError,
+)
 
 PATIENCE: Final = 180.0  # seconds for one step, in which the daemons come back several times
 PAUSE: Final = 0.2
@@ -40,8 +48,9 @@ def patiently(call: Callable[[], Got], record: Record) -> Got:
         try:
             return call()
         except SandboxApiError as error:
-            # A lost exec is known to be lost; the command here may run twice.
-            if not (error.retryable or isinstance(error, ExecLostError)) or time.monotonic() > end:
+            # Whether the exec of a broken call ran is not known; the command here may run twice.
+            again = error.retryable or isinstance(error, ExecLostError | TransportError)
+            if not again or time.monotonic() > end:
                 raise
             record.retried()
             time.sleep(error.retry_after_seconds or PAUSE)

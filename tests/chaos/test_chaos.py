@@ -1,8 +1,8 @@
 """Gateway, node agent and autoscaler die at random moments; no sandbox is lost, doubled or left behind."""
 
+import itertools
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +26,10 @@ def up(engines: None) -> Iterator[Up]:
 
 
 class Twins(threading.Thread):
-    """Watches the engine itself for a sandbox that runs twice."""
+    """Watches the engine itself for a sandbox that runs twice: two kernels of one sandbox, seen two times in a row.
+
+    A kernel that is just being started shows for a moment as two processes of the same words.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(daemon=True)
@@ -35,17 +38,20 @@ class Twins(threading.Thread):
         self.seen: set[str] = set()
 
     def run(self) -> None:
-        while not self._over.wait(0.2):
-            self.seen |= {name for name, times in sentries(self._root).items() if times > 1}
+        before: dict[str, set[int]] = {}
+        while not self._over.wait(0.5):
+            now = sentries(self._root)
+            self.seen |= {name for name, pids in now.items() if len(pids & before.get(name, set())) > 1}
+            before = now
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
 
-def sentries(root: Path) -> Counter[str]:
-    """How many gVisor kernels run for each sandbox of this service, by the words of their command lines."""
-    found: Counter[str] = Counter()
+def sentries(root: Path) -> dict[str, set[int]]:
+    """The processes of gVisor's kernels, by sandbox, for all sandboxes of this service."""
+    found: dict[str, set[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -54,20 +60,27 @@ def sentries(root: Path) -> Counter[str]:
         except OSError:
             continue
         if "boot" in words and any(str(root) in word for word in words):
-            found[[word for word in words if word][-1]] += 1
+            found.setdefault([word for word in words if word][-1], set()).add(int(entry.name))
     return found
 
 
-def storm(up: Up, cycles: int, pause: tuple[float, float]) -> tuple[Record, Killer]:
+def storm(up: Up, cycles: int, *, times: int, pause: tuple[float, float]) -> tuple[Record, Killer]:
     """All cycles by `CLIENTS` clients at once, while the daemons are killed."""
     image = import_images(up.engine()).busybox
     client, record = up.client(), Record()
-    killer, twins = Killer(up, SEED, pause), Twins(up.layout.root)
+    killer, twins = Killer(up, SEED, times=times, pause=pause), Twins(up.layout.root)
     killer.start()
     twins.start()
+    numbers = itertools.count()
+
+    def work() -> None:
+        # Storms are long enough for every daemon to die in them.
+        while (number := next(numbers)) < cycles or not killer.has_killed_each:
+            cycle(client, f"chaos-{number}", image, record)
+
     with ThreadPoolExecutor(CLIENTS) as pool:
-        for number in range(cycles):
-            pool.submit(cycle, client, f"chaos-{number}", image, record)
+        for done in [pool.submit(work) for _ in range(CLIENTS)]:
+            done.result()
     killer.stop()
     twins.stop()
     record.wrong += [f"{name} ran twice at once" for name in twins.seen]
@@ -82,11 +95,11 @@ def recovered(up: Up) -> bool:
     return bool(nodes) and all(node.sandboxes == 0 for node in nodes) and not sentries(up.layout.root)
 
 
-def weather(up: Up, cycles: int, pause: tuple[float, float]) -> None:
-    record, killer = storm(up, cycles, pause)
+def weather(up: Up, cycles: int, *, times: int, pause: tuple[float, float]) -> None:
+    record, killer = storm(up, cycles, times=times, pause=pause)
     print(f"seed {SEED}: {dict(killer.killed)} killed, {len(record.done)} cycles done, {record.retries} retries")
     assert record.wrong == []
-    assert len(record.done) == cycles
+    assert len(record.done) >= cycles
     until(lambda: recovered(up), "all daemons are back, and the node is empty", 120)
     looked_for = marks(up.layout)
     assert up.end() == 0, up.words
@@ -96,13 +109,13 @@ def weather(up: Up, cycles: int, pause: tuple[float, float]) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_a_short_storm(up: Up) -> None:
-    weather(up, cycles=24, pause=(1.0, 3.0))
+    weather(up, cycles=24, times=2, pause=(0.2, 2.0))
 
 
 @pytest.mark.soak
 @pytest.mark.engine
 @pytest.mark.timeout(3600)
 def test_a_long_storm(up: Up) -> None:
-    weather(up, cycles=200, pause=(1.0, 6.0))
+    weather(up, cycles=200, times=12, pause=(0.5, 6.0))
