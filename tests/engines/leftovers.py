@@ -16,7 +16,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 def of_node(root: Path, tag: str) -> list[str]:
     """A line for each process, mount, namespace, interface, nft table, cgroup and loop device of that node."""
-    found = [f"process {line}" for line in _processes(str(root), tag)]
+    found = [f"process {line}" for line in processes(str(root), tag)]
     found += [f"mount {point}" for point in mounts.mounted_below(root)]
     found += [f"netns {name}" for name in _listed(Path("/run/netns")) if tag in name]
     found += [f"interface {name}" for name in _listed(Path("/sys/class/net")) if tag in name]
@@ -26,7 +26,8 @@ def of_node(root: Path, tag: str) -> list[str]:
     return sorted(found)
 
 
-def _processes(*needles: str) -> list[str]:
+def processes(*needles: str) -> list[str]:
+    """A line for each process that has one of ``needles`` in its command line."""
     own = {os.getpid(), os.getppid()}
     found = []
     for entry in Path("/proc").iterdir():

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
@@ -27,7 +28,8 @@ class Api:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._version: str | None = None
-        self._open: list[docker.APIClient] = []
+        # A thread that ends lets its client go, and that closes its connections.
+        self._open: weakref.WeakSet[docker.APIClient] = weakref.WeakSet()
 
     def new_client(self) -> docker.APIClient:
         """A client that the caller closes.
@@ -53,7 +55,7 @@ class Api:
             client = self.new_client()
             self._local.client = client
             with self._lock:
-                self._open.append(client)
+                self._open.add(client)
         return self._local.client
 
     @cached_property
@@ -70,7 +72,7 @@ class Api:
     def close(self) -> None:
         """Closes the clients of all threads."""
         with self._lock:
-            clients, self._open = self._open, []
+            clients = list(self._open)
         self._local = threading.local()
         for client in clients:
             client.close()

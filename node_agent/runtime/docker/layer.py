@@ -52,6 +52,10 @@ def mount(layer: Path, volume: Volume) -> None:
             shutil.copytree(source, own / part, symlinks=True)
         elif source.exists():
             shutil.copy2(source, own / part)
+    # runc gives the tmpfs on /tmp the mode of the directory below it, which in small images is not everybody's.
+    points = own / "diff" / "tmp"
+    points.mkdir(exist_ok=True)
+    points.chmod(0o1777)
     mounts.bind(own, layer)
 
 

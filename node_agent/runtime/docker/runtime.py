@@ -61,7 +61,7 @@ class DockerRuntime(SandboxRuntime):
         self._tag = tag
         self._tools = own / "tools"
         self._api = Api(base_url)
-        self._images = Images(self._api.new_client)
+        self._images = Images(lambda: self._api.client)
         self._records = Records(own / "sandboxes")
         self._containers = Containers(self._api, tag)
         self._networks = DockerNetworks(self._api, tag, config.LABEL)

@@ -52,14 +52,21 @@ def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: Test
 
         return DockerRuntime(root, tag=tag, base_url=docker_daemon.url)
 
+    def open_another() -> SandboxRuntime:
+        others.append(open_runtime())
+        return others[-1]
+
+    others: list[SandboxRuntime] = []
     runtime = open_runtime()
     runtime.probe()
     fields = {"runtime": name.partition("-")[0], "isolation": "runc" if name == "docker-runc" else "gvisor"}
-    lab = Lab(runtime, open_runtime, root, tag, test_images, fields)
+    lab = Lab(runtime, open_another, root, tag, test_images, fields)
     yield lab
     lab.delete_all()
     left = [found.order.sandbox_id for found in runtime.found()]
     runtime.sweep()
+    for other in (runtime, *others):
+        other.close()
     debris = leftovers.of_node(root, tag)
     shutil.rmtree(root)
     assert (left, debris) == ([], []), "the runtime left these"

@@ -3,9 +3,9 @@
 import json
 import socket
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +16,14 @@ from tests.contract.runtime.marks import also_on_runc
 PUBLIC = "203.0.113.7"
 METADATA = ("169.254.169.254", "100.100.100.200")
 PORT = 8080
+SERVER = f"""
+import socket
+with socket.create_server(("", {PORT})) as server:
+    print("ready", flush=True)
+    while True:
+        with server.accept()[0] as connection:
+            connection.sendall(b"hello\\n")
+"""
 
 
 @also_on_runc
@@ -46,33 +54,17 @@ def world(engines: None) -> Iterator[None]:
       ip -n {name} route add 203.0.113.1/32 dev eth0
       ip -n {name} route add default via 203.0.113.1
     """
-    served = Path("/bin/busybox")
     server = None
     try:
         subprocess.run(["sh", "-ec", script], check=True, timeout=30)
-        server = subprocess.Popen(
-            [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                str(served),
-                "nc",
-                "-lk",
-                "-p",
-                str(PORT),
-                "-e",
-                str(served),
-                "echo",
-                "hello",
-            ],
-            stdout=subprocess.DEVNULL,
-        )
+        server = subprocess.Popen(["ip", "netns", "exec", name, sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
         yield
     finally:
         if server is not None:
             server.kill()
-            server.wait()
+            server.communicate()
         subprocess.run(["ip", "link", "delete", name], check=False, timeout=30)
         subprocess.run(["ip", "netns", "delete", name], check=False, timeout=30)
 
@@ -120,7 +112,7 @@ def test_the_host_is_closed(online: Box) -> None:
 def test_another_sandbox_is_closed(lab: Lab, online: Box) -> None:
     with lab.sandbox(network="bridge") as other:
         address = _address(other)
-        server = other.exec("nc", "-lk", "-p", str(PORT), "-e", "echo", "hello")
+        server = other.exec("nc", "-ll", "-p", str(PORT), "-e", "echo", "hello")
         while _answer(other, "127.0.0.1") != "hello":
             pass
         assert _answer(online, address) == ""
