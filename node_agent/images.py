@@ -69,6 +69,9 @@ def test_image(docker_url: str, cache: Path = CACHE) -> str:
 
 
 def _provide(docker_url: str, reference: str, archive: Path, pack: Packer) -> str:
+    socket = docker_url.removeprefix("unix://")
+    if socket.startswith("/") and not Path(socket).exists():
+        raise ImageError(f"no Docker engine listens at {docker_url}; start one, or name another with --docker")
     try:
         client = docker.APIClient(base_url=docker_url, timeout=IMPORT_SECONDS)
         try:

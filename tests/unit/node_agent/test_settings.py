@@ -1,0 +1,53 @@
+"""Settings of the node agent."""
+
+from pathlib import Path
+
+import pytest
+
+from node_agent.settings import SettingsError, load_settings, tag_of
+
+NEEDED = {"SANDBOXES_NODE_GATEWAY_URL": "http://gateway:8090"}
+
+
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path: Path) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text('gateway_url = "http://file"\nport = 1\nslots = 7\n[labels]\npool = "cpu"\n')
+    environ = {**NEEDED, "SANDBOXES_NODE_PORT": "2", "SANDBOXES_NODE_RUNTIMES": '["docker"]', "OTHER": "x"}
+    settings = load_settings(config, environ, root=tmp_path / "flag")
+    assert (settings.gateway_url, settings.port, settings.slots) == ("http://gateway:8090", 2, 7)
+    assert (settings.runtimes, settings.labels, settings.root) == (("docker",), {"pool": "cpu"}, tmp_path / "flag")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ('surprise = "x"', "surprise"),
+        ('port = "many"', "port"),
+        ("not toml", "node.toml"),
+        ('runtimes = ["podman"]', "runtimes"),
+        ("runtimes = []", "runtimes"),
+        ('gateway_url = "gateway"', "gateway_url"),
+        ('host = "0.0.0.0"', "node_url"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, content: str, word: str) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(content)
+    environ = {} if "gateway_url" in content else NEEDED
+    with pytest.raises(SettingsError, match=word):
+        load_settings(config, environ)
+
+
+def test_a_missing_file_and_a_missing_gateway_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.toml"):
+        load_settings(tmp_path / "nowhere.toml", NEEDED)
+    with pytest.raises(SettingsError, match="gateway_url"):
+        load_settings(None, {})
+    with pytest.raises(SettingsError, match="JSON"):
+        load_settings(None, NEEDED | {"SANDBOXES_NODE_LABELS": "pool=cpu"})
+
+
+def test_the_tag_follows_from_the_root_alone(tmp_path: Path) -> None:
+    assert tag_of(tmp_path) == load_settings(None, NEEDED, root=tmp_path).tag
+    assert tag_of(tmp_path) != tag_of(tmp_path / "other")
+    assert len(tag_of(tmp_path)) == 8
