@@ -147,7 +147,7 @@ class Upstream:
         if self._session is None:
             raise RuntimeError("used outside of its context")
         query = f"?{urlencode(call.query)}" if call.query else ""
-        response = await self._send(node, call, URL(node.url.rstrip("/") + call.path + query, encoded=True))
+        response = await self._send(node, call, node.url.rstrip("/") + call.path + query)
         try:
             if not 200 <= response.status < 300:
                 raise await _refusal(node, call, response)
@@ -159,7 +159,7 @@ class Upstream:
             else:
                 response.close()
 
-    async def _send(self, node: NodeAddress, call: NodeCall, url: URL) -> aiohttp.ClientResponse:
+    async def _send(self, node: NodeAddress, call: NodeCall, url: str) -> aiohttp.ClientResponse:
         assert self._session is not None  # noqa: S101 - checked by the only caller
         headers = {
             "Authorization": f"Bearer {node.control_token}",
@@ -170,7 +170,12 @@ class Upstream:
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=call.timeout)
         try:
             return await self._session.request(
-                call.method, url, data=call.body, headers=headers, timeout=timeout, allow_redirects=False
+                call.method,
+                URL(url, encoded=True),
+                data=call.body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
             # Nothing was sent, so sending it again does no harm whatever it is.
@@ -179,6 +184,8 @@ class Upstream:
             raise _unreachable(node, call, f"no connection within {CONNECT_TIMEOUT} s", sent=False) from error
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
             raise _late(node, call) from error
+        except ValueError as error:  # aiohttp's InvalidURL is one too
+            raise _unreachable(node, call, "the URL that it registered is not valid", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(node, call, _why(error)) from error
 

@@ -192,6 +192,13 @@ def test_a_node_that_is_not_there(edge: Edge) -> None:
         assert "retry-after" in answer.headers
 
 
+@pytest.mark.parametrize("url", ["http://[bad", "nonsense", "http://", "ftp://127.0.0.1:9", "http://127.0.0.1:99999"])
+def test_a_node_that_registered_nonsense(edge: Edge, url: str) -> None:
+    edge.services.node_url = url
+    body = body_of(call(edge, "GET", f"/v1/exec/{SESSION}"))
+    assert (body.code, body.retryable) == (ErrorCode.NODE_UNREACHABLE, True)
+
+
 class BreaksOff:
     """A node that takes an exec and breaks off, and then says what it is told to about the session."""
 

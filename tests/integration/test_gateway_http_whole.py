@@ -152,6 +152,8 @@ def test_files_both_ways_by_hash(fleet: Fleet, box: str) -> None:
         put = fleet.call("PUT", f"/v1/sandboxes/{box}/files", params=params, data=content)
         assert (put.status_code, put.json()["size"]) == (200, size), put.text
         assert fleet.call("GET", f"/v1/sandboxes/{box}/files", params=params).content == content
+    unmeasured = fleet.call("PUT", f"/v1/sandboxes/{box}/files", params=params, data=iter([b"x"]))
+    assert (unmeasured.status_code, unmeasured.json()["fields"][0]["field"]) == (422, "Content-Length")
     absent = fleet.call("GET", f"/v1/sandboxes/{box}/files", params={"path": "/workspace/none"})
     assert ErrorBody.model_validate_json(absent.content).code is ErrorCode.FILE_NOT_FOUND
 
