@@ -12,6 +12,9 @@ from gateway.wire.states import SandboxState
 FLUSH_INTERVAL: Final = 30.0
 """Seconds between two writes; a crash forgets at most this much activity, which is granted again at start."""
 
+MOST_KEPT: Final = 100_000
+"""Sandboxes whose last use is held in memory."""
+
 
 class Activity:
     """Uses of sandboxes on the monotonic clock."""
@@ -24,7 +27,7 @@ class Activity:
 
     def touch(self, sandbox_id: str) -> None:
         """It is used now."""
-        self._used[sandbox_id] = self._clock.monotonic()
+        self._note(sandbox_id, self._clock.monotonic())
         self._unwritten.add(sandbox_id)
 
     def idle_seconds(self, sandbox: Sandbox) -> float:
@@ -35,7 +38,7 @@ class Activity:
         now = self._clock.monotonic()
         if sandbox.id not in self._used:
             age = (self._clock.now() - sandbox.active_at).total_seconds()
-            self._used[sandbox.id] = now - max(0.0, age - FLUSH_INTERVAL)
+            self._note(sandbox.id, now - max(0.0, age - FLUSH_INTERVAL))
         return now - self._used[sandbox.id]
 
     def on_change(self, sandbox: Sandbox) -> None:
@@ -44,7 +47,7 @@ class Activity:
             self._used.pop(sandbox.id, None)
             self._unwritten.discard(sandbox.id)
         elif sandbox.state is SandboxState.RUNNING:
-            self._used[sandbox.id] = self._clock.monotonic()
+            self._note(sandbox.id, self._clock.monotonic())
 
     async def run(self) -> None:
         """Writes what was used, now and then, for ever."""
@@ -59,3 +62,10 @@ class Activity:
         active = {name: now - timedelta(seconds=mono - self._used[name]) for name in ids if name in self._used}
         if active:
             await self._db.write(lambda session: sandboxes.write_activity(session, active))
+
+    def _note(self, sandbox_id: str, used: float) -> None:
+        self._used.pop(sandbox_id, None)
+        self._used[sandbox_id] = used
+        if len(self._used) > MOST_KEPT:
+            # The one that was noted longest ago; its row still knows.
+            del self._used[next(iter(self._used))]

@@ -7,6 +7,7 @@ looks on a reader first; only what would find a node is placed in the write tran
 import asyncio
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from typing import Final
 
 from sqlmodel import Session
 
@@ -23,6 +24,8 @@ from gateway.wire.states import ENDED, SandboxState
 Avoid = Mapping[str, frozenset[str]]
 FREEING = ENDED | {SandboxState.PENDING}
 """States whose entry may leave room on a node (or asks for some)."""
+BATCH: Final = 200
+"""Most sandboxes placed in one transaction, so that other writes get their turn."""
 
 
 class Dispatcher:
@@ -60,7 +63,9 @@ class Dispatcher:
         """The node was heard of: it may be asked again."""
         refused = [sandbox_id for sandbox_id, avoided in self._avoid.items() if node_id in avoided]
         for sandbox_id in refused:
-            self._avoid[sandbox_id] -= {node_id}
+            left = self._avoid.pop(sandbox_id) - {node_id}
+            if left:
+                self._avoid[sandbox_id] = left
             self._wake.set()
 
     def note(self, sandbox_id: str, reasons: tuple[str, ...]) -> None:
@@ -85,10 +90,11 @@ class Dispatcher:
     async def _place(self) -> None:
         avoid = dict(self._avoid)
         answers = await self._ledger.db.read(lambda session: _answers(session, avoid))
-        for sandbox_id, answer in answers.items():
-            if isinstance(answer, NoRoom):
-                self.note(sandbox_id, answer.reasons)
-        settled = {sandbox_id for sandbox_id, answer in answers.items() if not isinstance(answer, NoRoom)}
+        self._reasons = {name: answer.reasons for name, answer in answers.items() if isinstance(answer, NoRoom)}
+        settled = [sandbox_id for sandbox_id, answer in answers.items() if not isinstance(answer, NoRoom)]
+        if len(settled) > BATCH:
+            del settled[BATCH:]
+            self._wake.set()
         if settled:
             now = self._clock.now()
             await self._ledger.commit(lambda session: _place_these(session, settled, avoid, now))

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway.errors import ApiError
+from gateway.services.activity import FLUSH_INTERVAL
 from gateway.services.assembly import Services, build
 from gateway.services.ports import NodeAddress, SystemClock
 from gateway.settings import GatewaySettings
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import CreateOrder, InventoryItem
-from gateway.wire.states import SandboxState
+from gateway.wire.states import DeathReason, SandboxState
 from tests.scenario.gateway.world import FakeNode, Fleet, World, settings_for, spec, world
 
 T = TypeVar("T")
@@ -250,3 +251,24 @@ async def test_a_full_disk_of_the_gateway_is_not_taken_for_the_sandboxs_failure(
             await services.sandboxes.create(spec("b"))
         assert caught.value.code is ErrorCode.DISK_FULL
         assert (await services.sandboxes.page()).sandboxes == []
+
+
+async def test_idle_time_survives_the_gateway(tmp_path: Path) -> None:
+    settings, fleet = settings_for(tmp_path), Fleet()
+    async with world(settings, fleet) as first:
+        node = await first.join()
+        await first.services.sandboxes.create(spec(idle_seconds=600))
+        clock = first.moved
+        clock.advance(300)
+        await first.services.sandboxes.route("a")
+    clock.advance(500)
+    async with world(settings, fleet, clock) as second:
+        await second.beat(node)
+        assert await second.state("a") is S.RUNNING
+        clock.jump(days=30)
+        await second.beat(node)
+        assert await second.state("a") is S.RUNNING
+        clock.advance(100 + FLUSH_INTERVAL)
+        await second.beat(node)
+        await second.until("a", S.DELETED)
+        assert (await second.services.sandboxes.get("a")).reason is DeathReason.IDLE
