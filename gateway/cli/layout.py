@@ -109,19 +109,25 @@ def held(lock: Path) -> Iterator[None]:
     """Holds the lock of a state directory.  The kernel lets go of it when this process dies by any means.
 
     Raises:
-        CommandFailed: another process has it.
+        CommandFailed: another process has it, or it cannot be made.
     """
-    with lock.open("a+") as file:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CommandFailed(f"cannot open {lock}: {error.strerror or error}") from error
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
-            owner = file.read(20).strip() or "unknown"
+            owner = os.read(descriptor, 20).decode().strip() or "unknown"
             raise CommandFailed(
                 f"another 'sandboxes up' (process {owner}) runs over {lock.parent};"
                 " end it first, or choose another directory with --state-dir"
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        os.ftruncate(descriptor, 0)
+        # The number is for people; on a full disk the lock holds without it.
+        with contextlib.suppress(OSError):
+            os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
+    finally:
+        os.close(descriptor)
