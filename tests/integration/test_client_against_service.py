@@ -1,0 +1,108 @@
+"""SDK and command line against the whole service with real engines."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from gateway.cli.engine import DEFAULT_SOCKET
+from node_agent import images
+from tests.stack import Up, running
+from ucloud_sandboxes_sdk import Image, SandboxHandle, event_bytes
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engines"), pytest.mark.timeout(300)]
+
+MIB = 1024 * 1024
+OUTPUT = 100_000_000
+GROWTH = 48 * MIB
+COUNT = 400
+COUNTING = f"i=0; while [ $i -lt {COUNT} ]; do echo $i; i=$((i+1)); sleep 0.01; done"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Up]:
+    with running() as up:
+        yield up
+
+
+@pytest.fixture(scope="module")
+def image(service: Up) -> str:
+    ours = service.layout.docker_socket
+    return images.test_image(f"unix://{ours if ours.exists() else DEFAULT_SOCKET}")
+
+
+@pytest.fixture
+def sandbox(service: Up, image: str) -> Iterator[SandboxHandle]:
+    with service.client().create_sandbox(image=Image.from_registry(image), memory_mb=256, disk_mb=512) as made:
+        yield made
+
+
+def cli(service: Up, *words: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    argv = [sys.executable, "-m", "gateway.cli", words[0], "--state-dir", str(service.layout.root), *words[1:]]
+    return subprocess.run(argv, input=given, capture_output=True, timeout=120, check=False)
+
+
+def test_a_killed_gateway_leaves_no_gap_in_the_output(service: Up, sandbox: SandboxHandle) -> None:
+    handle = sandbox.start_exec(["sh", "-c", COUNTING])
+    events = []
+    for event in handle.events():
+        events.append(event)
+        if len(events) == 20:
+            pid = service.pid("gateway")
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+    said = b"".join(event_bytes(event) for event in events if event["stream"] == "stdout")
+    assert said.split() == [str(n).encode() for n in range(COUNT)]
+    assert all(after["sequence"] == before["sequence"] + 1 for before, after in pairwise(events))
+    assert handle.wait().exit_code == 0
+    assert len(handle.wait().events) == len(events)
+
+
+def test_a_hundred_megabytes_of_output_stream_in_constant_memory(sandbox: SandboxHandle) -> None:
+    command = f"head -c {OUTPUT} /dev/zero | tr '\\0' x"
+    expected = hashlib.sha256(b"x" * OUTPUT).hexdigest()
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak starts again from here
+    before = _status_kib("VmRSS")
+    digest = hashlib.sha256()
+    for event in sandbox.start_exec(["sh", "-c", command]).events():
+        if event["stream"] == "stdout":
+            digest.update(event_bytes(event))
+    assert digest.hexdigest() == expected
+    assert _status_kib("VmHWM") - before < GROWTH // 1024
+
+
+def _status_kib(name: str) -> int:
+    (line,) = (text for text in Path("/proc/self/status").read_text().splitlines() if text.startswith(name))
+    return int(line.split()[1])
+
+
+def test_a_timeout_keeps_the_output_so_far_and_kills_the_group(sandbox: SandboxHandle) -> None:
+    result = sandbox.exec(["sh", "-c", "sleep 987 & echo so far; wait"], timeout_seconds=1)
+    assert (result.stdout, result.timed_out, result.exit_code) == ("so far\n", True, 124)
+    assert "sleep 987" not in sandbox.exec(["ps"]).stdout
+
+
+def test_input_and_output_are_exact(sandbox: SandboxHandle) -> None:
+    data = os.urandom(3 * MIB)
+    assert sandbox.exec(["cat"], input=data).stdout_bytes == data
+    assert sandbox.exec(["head", "-c", "5"], input=data).stdout_bytes == data[:5]
+    assert sandbox.exec(["cat"]).stdout_bytes == b""
+
+
+def test_the_command_line_passes_bytes_and_exit_codes(service: Up, sandbox: SandboxHandle, image: str) -> None:
+    data = os.urandom(MIB)
+    assert cli(service, "exec", "-i", sandbox.id, "--", "cat", given=data).stdout == data
+    assert cli(service, "cp", "-", f"{sandbox.id}:a b", given=data).returncode == 0
+    assert cli(service, "cp", f"{sandbox.id}:a b", "-").stdout == data
+    name = f"run-{uuid4().hex[:8]}"
+    ran = cli(service, "run", "--name", name, image, "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"out\n", b"err\n")
+    assert name not in cli(service, "ls", "-q").stdout.decode().split()
+    assert cli(service, "exec", "nobody", "--", "true").returncode == 125
