@@ -13,6 +13,7 @@ from ucloud_sandboxes_sdk import (
     AuthenticationError,
     CreateProgress,
     DeadlineExceededError,
+    FileNotFoundInSandboxError,
     Image,
     InvalidRequestError,
     NeverFitsError,
@@ -197,7 +198,27 @@ def test_redirects_are_not_followed(client: SandboxClient, gateway: Gateway) -> 
     assert len(gateway.requests) == 1
 
 
-def test_connections_are_kept_and_shared_between_threads(client: SandboxClient, gateway: Gateway) -> None:
+def test_one_connection_serves_call_after_call(client: SandboxClient, gateway: Gateway, sandbox: SandboxHandle) -> None:
+    for _ in range(5):
+        sandbox.exec(["true"])
+        sandbox.exec(["cat"], input="x")  # ends with a stream
+        sandbox.upload_file("/f", b"x" * 100_000)
+        sandbox.download_file("/f")
+        with pytest.raises(FileNotFoundInSandboxError):
+            sandbox.download_file("/missing")
+    assert gateway.connections == 1
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used_again(
+    client: SandboxClient, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.health()
+    monkeypatch.setattr("ucloud_sandboxes_sdk.transport.MAX_IDLE", 0.0)
+    client.health()
+    assert gateway.connections == 2
+
+
+def test_connections_are_shared_between_threads(client: SandboxClient, gateway: Gateway) -> None:
     failures: list[SandboxApiError] = []
 
     def work() -> None:
@@ -214,6 +235,7 @@ def test_connections_are_kept_and_shared_between_threads(client: SandboxClient, 
         thread.join()
     assert failures == []
     assert len(gateway.requests) == 160
+    assert gateway.connections <= 8
 
 
 def test_ids_are_quoted_in_paths(client: SandboxClient, gateway: Gateway) -> None:

@@ -105,6 +105,11 @@ class Gateway:
     def url(self) -> str:
         return self._server.url
 
+    @property
+    def connections(self) -> int:
+        """How many connections were made up to now."""
+        return self._server.connections
+
     def __enter__(self) -> Self:
         self._server.__enter__()
         return self

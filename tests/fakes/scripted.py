@@ -104,9 +104,18 @@ class Handler(BaseHTTPRequestHandler):
 class ScriptedServer:
     """Serves on a free port of the loopback while its ``with`` block lasts."""
 
-    def __init__(self, reply: Callable[[Recorded], Reply]) -> None:
-        handler = type("BoundHandler", (Handler,), {"reply": staticmethod(reply)})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    def __init__(self, reply_to: Callable[[Recorded], Reply]) -> None:
+        self.connections = 0
+        server = self
+
+        class BoundHandler(Handler):
+            def setup(self) -> None:
+                server.connections += 1
+                super().setup()
+
+            reply = staticmethod(reply_to)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), BoundHandler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 

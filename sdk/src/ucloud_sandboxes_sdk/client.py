@@ -19,6 +19,7 @@ from .transport import Call, Transport, segment
 
 URL_VARIABLE = "UCLOUD_SANDBOX_URL"
 TOKEN_VARIABLE = "UCLOUD_SANDBOX_API_TOKEN"  # noqa: S105 - a variable's name
+SLOW_CALL = 90.0  # a delete or restart waits for the node, which has to end processes first
 
 
 def sandbox_auth_headers(api_token: str | None) -> dict[str, str]:
@@ -164,7 +165,8 @@ class SandboxClient:
 
     def delete_sandbox(self, sandbox_id: str) -> dict[str, Any]:
         """Deletes a sandbox in whatever state it is.  ``deleted`` in the answer is false when there was none."""
-        return self._call(Call("DELETE", _sandbox(sandbox_id), safe=True))
+        call = Call("DELETE", _sandbox(sandbox_id), safe=True)
+        return self.transport.json(call, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
 
     def pause_sandbox(self, sandbox_id: str) -> dict[str, Any]:
         """Freezes all processes of a sandbox."""
@@ -177,7 +179,7 @@ class SandboxClient:
     def restart_sandbox(self, sandbox_id: str) -> dict[str, Any]:
         """Ends a sandbox's processes and starts it anew with the same workspace."""
         call = Call("POST", _sandbox(sandbox_id, "/restart"))
-        return self.transport.json(call, timeout_seconds=max(self.timeout_seconds, create.ATTEMPT_TIMEOUT))
+        return self.transport.json(call, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
 
     def get_usage(self, sandbox_id: str) -> SandboxUsage:
         """What a running sandbox uses now."""
