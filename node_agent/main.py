@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -214,6 +215,7 @@ def run(settings: NodeSettings, factories: Mapping[RuntimeName, Factory], connec
     Raises:
         StartError: it cannot start; nothing was started.
     """
+    _raise_file_limit()
     with held_root(settings.root):
         listener = listening(settings.host, settings.port)
         with listener:
@@ -235,6 +237,12 @@ async def _until_signal(node: Node, settings: NodeSettings, listener: socket.soc
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     log.info("node agent on %s, root %s, tag %s", origin(settings, listener), settings.root, settings.tag)
     await serve(node, settings, listener, stop)
+
+
+def _raise_file_limit() -> None:
+    """Each exec holds several descriptors, and the customary soft limit of 1024 is below what the bounds allow."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave(code: int) -> None:

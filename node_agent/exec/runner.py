@@ -44,16 +44,20 @@ class Runner:
     def end(self, result: Outcome) -> None:
         """Ends the session, if it has not ended before, and lets its threads go."""
         process = self.session.process
-        self.session.finish(result)
+        first = self.session.finish(result)
         if self.stdin is not None:
             self.stdin.discard()
         if process is not None:
             process.close()
+        if first:
+            self._keep()
+        self.session.ring()
+
+    def _keep(self) -> None:
         try:
             self.session.save()
         except OSError as error:
             log.error("session %s: could not be kept for a restart: %s", self.session.id, error)
-        self.session.ring()
 
     def _result(self, find_death: FindDeath) -> Outcome:
         session = self.session

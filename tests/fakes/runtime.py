@@ -84,7 +84,7 @@ class FakeProcess(ExecProcess):
             while not self._closed:
                 ended = self._popen.poll() is not None
                 waited = [*self._streams, self._wake] + ([] if ended else [self._pidfd])
-                ready, _, _ = select.select(waited, [], [], 0 if ended else None)
+                ready = _readable(waited, wait=not ended)
                 if self._wake in ready:
                     return None
                 for descriptor in [d for d in ready if d in self._streams]:
@@ -99,8 +99,8 @@ class FakeProcess(ExecProcess):
         view = memoryview(data)
         with self._writing:
             while (stdin := self._popen.stdin) is not None and view and not self._closed:
-                stopped, writable, _ = select.select([self._pidfd, self._wake], [stdin], [])
-                if stopped or not writable:
+                ready = _readable([self._pidfd, self._wake], writable=stdin.fileno())
+                if stdin.fileno() not in ready or len(ready) > 1:
                     return
                 try:
                     view = view[os.write(stdin.fileno(), view) :]
@@ -175,12 +175,16 @@ class FakeRuntime(SandboxRuntime):
         self.controls.creating.set()
         if self.controls.create_gate is not None:
             self.controls.create_gate.wait(30)
-        with self._lock:
-            if not (home / "order.json").exists():
-                raise RuntimeFailure(ErrorCode.CONFLICT, f"sandbox {order.sandbox_id} was deleted while it was created")
-            self._start_first(order, home)
-        found = self._read(order.sandbox_id)
-        assert found is not None
+        try:
+            with self._lock:
+                (home / "order.json").stat()
+                self._start_first(order, home)
+                found = self._read(order.sandbox_id)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            self._kill_all(order.sandbox_id)
+            raise RuntimeFailure(ErrorCode.CONFLICT, f"sandbox {order.sandbox_id} was deleted while it was created")
         return found
 
     def delete(self, sandbox_id: str) -> None:
@@ -205,7 +209,7 @@ class FakeRuntime(SandboxRuntime):
         except (FileNotFoundError, ProcessLookupError):
             pass
         else:
-            select.select([descriptor], [], [])
+            _readable([descriptor])
             os.close(descriptor)
         found = self._read(sandbox_id)
         if found is None or found.death is None:
@@ -347,6 +351,16 @@ class FakeRuntime(SandboxRuntime):
 
     def _kill_all(self, sandbox_id: str) -> None:
         self._signal_all(sandbox_id, signal.SIGKILL)
+
+
+def _readable(descriptors: list[int], *, wait: bool = True, writable: int | None = None) -> list[int]:
+    """Those that can be read, or whose other end is gone; and ``writable`` if it can be written."""
+    poll = select.poll()  # select() ends at descriptor 1023
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    if writable is not None:
+        poll.register(writable, select.POLLOUT)
+    return [descriptor for descriptor, _ in poll.poll(None if wait else 0)]
 
 
 def _alive(pid: int) -> bool:
