@@ -19,5 +19,5 @@ else
     python3 -m venv .venv
 fi
 say "installing Python packages into .venv (the first time takes about a minute)"
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input -e '.[dev]' -e ./sdk </dev/null
+.venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-input -e '.[dev]' -e ./sdk </dev/null
 printf '%s\n' "$wanted" >"$stamp"
