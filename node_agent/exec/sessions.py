@@ -19,7 +19,7 @@ from node_agent.core import outcome
 from node_agent.errors import ApiError, bad_field
 from node_agent.exec.runner import FindDeath, Runner
 from node_agent.exec.session import Bell, Session
-from node_agent.exec.stdin import StdinBuffer
+from node_agent.exec.stdin import StdinBuffer, StdinRoom
 from node_agent.exec.store import SESSION_ID, SpoolStore
 from node_agent.runtime.base import Death, ExecCommand, RuntimeFailure, SandboxRuntime
 
@@ -47,6 +47,7 @@ class Sessions:
         self._bounds = bounds
         self._sessions: dict[str, Session] = {}
         self._runners: dict[str, Runner] = {}
+        self._stdin_room = StdinRoom()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing = False
 
@@ -106,7 +107,7 @@ class Sessions:
         session = self._new(sandbox_id, order)
         wish = order.exec
         command = ExecCommand(tuple(wish.command), wish.env, wish.working_dir, wish.user, wish.stdin)
-        stdin = StdinBuffer() if wish.stdin else None
+        stdin = StdinBuffer(self._stdin_room) if wish.stdin else None
         runner = Runner(session, partial(runtime.exec, sandbox_id, command), stdin, wish.timeout_seconds)
         self._sessions[session.id] = session
         self._runners[session.id] = runner
@@ -136,7 +137,8 @@ class Sessions:
         if not await wait_until(session, lambda: stdin.offer(data) or not session.running, limits.MAX_LONG_POLL):
             raise ApiError(
                 ErrorCode.BUSY,
-                f"the process of session {session_id} does not read its stdin; nothing was taken, try again",
+                f"the process of session {session_id} does not read its stdin, or the node holds"
+                " too much input; nothing was taken, try again",
             )
         if eof:
             stdin.close()

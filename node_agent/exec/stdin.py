@@ -2,10 +2,34 @@
 
 import threading
 from collections import deque
+from typing import Final
 
 from gateway.wire import limits
 from node_agent.exec.session import Session
 from node_agent.runtime.base import ExecProcess, RuntimeFailure
+
+NODE_BOUND: Final = 16 * limits.MAX_STDIN_BUFFER
+
+
+class StdinRoom:
+    """Memory that the input of all sessions of the node may take together."""
+
+    def __init__(self, bound: int = NODE_BOUND) -> None:
+        self._free = bound
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether there was room for ``size`` more bytes; counts them if so."""
+        with self._lock:
+            if size > self._free:
+                return False
+            self._free -= size
+            return True
+
+    def give(self, size: int) -> None:
+        """``size`` bytes are gone again."""
+        with self._lock:
+            self._free += size
 
 
 class StdinBuffer:
@@ -14,7 +38,8 @@ class StdinBuffer:
     One piece larger than the bound is taken when the buffer is empty, so that every legal request can pass.
     """
 
-    def __init__(self, bound: int = limits.MAX_STDIN_BUFFER) -> None:
+    def __init__(self, room: StdinRoom, bound: int = limits.MAX_STDIN_BUFFER) -> None:
+        self._room = room
         self._bound = bound
         self._pieces: deque[bytes] = deque()
         self._size = 0
@@ -30,6 +55,8 @@ class StdinBuffer:
         """Whether the input was taken whole; ``False`` takes nothing: wait for the session's next news."""
         with self._condition:
             if self._size and self._size + len(data) > self._bound:
+                return False
+            if data and not self._room.take(len(data)):
                 return False
             if data:
                 self._pieces.append(data)
@@ -47,6 +74,7 @@ class StdinBuffer:
         """The process is gone: drops everything, and lets the writing thread end."""
         with self._condition:
             self._pieces.clear()
+            self._room.give(self._size)
             self._size = 0
             self._closed = True
             self._condition.notify()
@@ -62,7 +90,9 @@ class StdinBuffer:
         """The piece that `take` gave was written: makes its room free."""
         with self._condition:
             if self._pieces:
-                self._size -= len(self._pieces.popleft())
+                size = len(self._pieces.popleft())
+                self._size -= size
+                self._room.give(size)
 
 
 def feed(session: Session, process: ExecProcess, buffer: StdinBuffer) -> None:

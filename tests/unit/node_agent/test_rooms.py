@@ -14,7 +14,7 @@ from node_agent import doctor, images
 from node_agent.atomic import write_atomically
 from node_agent.cleanup import mounts_below, record_engines, recorded_settings, remove_node
 from node_agent.cli import app
-from node_agent.exec.stdin import StdinBuffer
+from node_agent.exec.stdin import StdinBuffer, StdinRoom
 from node_agent.files import scripts
 from node_agent.identity import Identity, IdentityFile
 from node_agent.machine import Machine
@@ -221,7 +221,7 @@ def test_no_path_looks_like_an_option(path: str, argument: str) -> None:
 
 
 def test_input_is_taken_whole_or_not_at_all() -> None:
-    buffer = StdinBuffer(bound=10)
+    buffer = StdinBuffer(StdinRoom(), bound=10)
     assert buffer.offer(b"x" * 8)
     assert not buffer.offer(b"y" * 3)
     assert buffer.take() == b"x" * 8
@@ -231,7 +231,7 @@ def test_input_is_taken_whole_or_not_at_all() -> None:
 
 
 def test_the_end_comes_after_what_was_taken() -> None:
-    buffer = StdinBuffer()
+    buffer = StdinBuffer(StdinRoom())
     buffer.offer(b"last")
     buffer.close()
     assert buffer.take() == b"last"
@@ -240,7 +240,20 @@ def test_the_end_comes_after_what_was_taken() -> None:
 
 
 def test_a_process_that_is_gone_takes_nothing_more() -> None:
-    buffer = StdinBuffer()
+    buffer = StdinBuffer(StdinRoom())
     buffer.offer(b"unread")
     buffer.discard()
     assert buffer.take() is None
+
+
+def test_all_sessions_together_are_bounded_and_give_their_room_back() -> None:
+    room = StdinRoom(bound=10)
+    one, two = StdinBuffer(room), StdinBuffer(room)
+    assert one.offer(b"x" * 8)
+    assert not two.offer(b"y" * 8)
+    one.discard()
+    one.discard()
+    assert two.offer(b"y" * 8)
+    assert two.take() == b"y" * 8
+    two.taken()
+    assert one.offer(b"z" * 10)
