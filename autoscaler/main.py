@@ -75,12 +75,8 @@ def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bo
         StartError: it cannot start, or another one runs.
     """
     with locked(settings), assembled(settings, environ, execute=execute) as parts:
-        log.info(
-            "autoscaler of %s: %d pools%s",
-            settings.deployment,
-            len(settings.pools),
-            "" if execute else ", looking only",
-        )
+        mode = "acting" if execute else "looking only"
+        log.info("autoscaler of %s: %d pools, %s", settings.deployment, len(settings.pools), mode)
         tick = parts.reconciler.tick
         Daemon(tick, parts.reconciler.prune if execute else _nothing, settings.tick_seconds).run()
 

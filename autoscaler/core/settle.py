@@ -93,7 +93,7 @@ def _move(intent: Intent, world: World, node: Node | None, now: float) -> Move |
         return _after_call(intent, instance, now)
     if intent.state not in _WITH_INSTANCE:
         return None
-    return _loss(intent, instance, world) or _registration(intent, node, world)
+    return _loss(intent, instance, node, world) or _registration(intent, node, world)
 
 
 def _after_call(intent: Intent, instance: Instance | None, now: float) -> Move | None:
@@ -104,13 +104,15 @@ def _after_call(intent: Intent, instance: Instance | None, now: float) -> Move |
     return None
 
 
-def _loss(intent: Intent, instance: Instance | None, world: World) -> Move | None:
+def _loss(intent: Intent, instance: Instance | None, node: Node | None, world: World) -> Move | None:
+    # That its node did register is kept: then it is no failed boot.
+    node_id = node.id if node is not None else None
     if instance is None:
         if intent.sighting not in world.missing_before:
             return None
-        return Move(intent.operation_id, S.LOST, "the provider has listed it no more, twice")
+        return Move(intent.operation_id, S.LOST, "the provider has listed it no more, twice", node_id=node_id)
     if instance.phase is Phase.LOST:
-        return Move(intent.operation_id, S.LOST, "the provider says that it is lost")
+        return Move(intent.operation_id, S.LOST, "the provider says that it is lost", node_id=node_id)
     if instance.phase is Phase.STOPPING:
         return Move(intent.operation_id, S.DELETING, "somebody else deletes it")
     return None

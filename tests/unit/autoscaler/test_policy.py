@@ -442,6 +442,14 @@ def test_what_the_provider_says_of_an_instance_is_taken(phase: Phase, state: Int
     assert moves(world(row, nodes=(node_of(row),), instances=(instance_of(row, phase),))) == [state]
 
 
+def test_a_machine_lost_after_its_node_registered_is_no_failed_boot() -> None:
+    row = an_intent(S.BOOTING)
+    seen = world(row, nodes=(node_of(row),), instances=(instance_of(row, Phase.LOST),))
+    assert finds(seen)[:1] == (Move("op1", S.LOST, "the provider says that it is lost", node_id="node-op1"),)
+    (stop,) = acts(world(an_intent(S.LOST, node_id="node-op1", detail="lost"), instances=()))
+    assert stop == Stop("op1", "lost")
+
+
 def test_a_working_node_without_a_row_is_adopted() -> None:
     lost = an_intent(S.READY)
     (adopt,) = [f for f in finds(world(instances=(instance_of(lost),), nodes=(node_of(lost),))) if isinstance(f, Adopt)]

@@ -1,0 +1,217 @@
+"""The autoscaler as a process, with a real gateway, the `local` provider, and whole node agents over a fake runtime."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import requests
+
+from gateway.client import GatewayClient
+from gateway.wire.states import NodeState
+from providers.base import Phase
+from providers.local import LocalProvider, processes
+from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
+from tests.integration.autoscaler_node import COMMAND
+
+pytestmark = pytest.mark.timeout(240)
+ROOT = Path(__file__).parents[2]
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+class Scaled:
+    """One gateway and the autoscaler beside it; the autoscaler can be killed and started at will."""
+
+    def __init__(self, directory: Path, gateway: GatewayProcess, operator: str) -> None:
+        self.directory = directory
+        self.gateway = gateway
+        self.operator = operator
+        self.client = GatewayClient(gateway.url, operator)
+        self.config = directory / "autoscaler.toml"
+        self.process: subprocess.Popen[bytes] | None = None
+        token = directory / "operator"
+        token.write_text(operator)
+        self.provider_settings = {"root": str(directory / "i"), "node_command": list(COMMAND), "cleanup_command": []}
+        self.provider = LocalProvider.from_settings(self.provider_settings, deployment="test", environ={})
+
+    def configure(self, *, least: int = 0, most: int = 2, idle: float = 1.0) -> None:
+        provider = "\n".join(f"{key} = {json.dumps(value)}" for key, value in self.provider_settings.items())
+        self.config.write_text(f"""
+deployment = "test"
+gateway_url = "{self.gateway.url}"
+token_file = "{self.directory / "operator"}"
+state_dir = "{self.directory / "as"}"
+tick_seconds = 0.2
+[providers.local]
+{provider}
+[[pools]]
+name = "cpu"
+provider = "local"
+min = {least}
+max = {most}
+idle_seconds = {idle}
+runtimes = ["runsc"]
+node = {{ memory_mb = 2048, disk_mb = 4096 }}
+""")
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "gateway.cli", "autoscaler", "run", "--config", str(self.config), "--execute"]
+        with (self.directory / "as.log").open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        return self.process
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(20)
+
+    def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return sandboxes("autoscaler", *words, "--config", str(self.config))
+
+    def ready(self) -> list[str]:
+        return [node.instance for node in self.client.nodes() if node.state is NodeState.READY]
+
+    def instances(self) -> dict[str, Phase]:
+        return {instance.name: instance.phase for instance in self.provider.list().instances}
+
+    def planned(self) -> list[str]:
+        """Every instance that was ever asked for."""
+        events = json.loads(self.command("events", "--json", "--limit", "1000").stdout)
+        return [event["subject"] for event in events if event["kind"] == "planned"]
+
+    def create_sandbox(self, name: str, **spec: object) -> requests.Response:
+        body = {"id": name, "image": "fake", "command": ["sleep", "600"], "memory_mb": 64, "disk_mb": 64, **spec}
+        headers = {"Authorization": f"Bearer {self.operator}"}
+        for _ in range(4):  # a create that takes long is asked for again under its own id
+            answer = requests.post(f"{self.gateway.url}/v1/sandboxes", json=body, headers=headers, timeout=40)
+            if answer.status_code != 503:
+                break
+        return answer
+
+
+@pytest.fixture
+def scaled(tmp_path: Path) -> Iterator[Scaled]:
+    operator = new_token(tmp_path / "gw", "operator")
+    with gateway_process(tmp_path / "gw") as gateway:
+        made = Scaled(tmp_path, gateway, operator)
+        made.configure()
+        try:
+            yield made
+        finally:
+            made.kill()
+            left = made.command("release")
+            assert left.returncode == 0, left.stderr
+            assert made.instances() == {}
+
+
+def test_demand_boots_a_node_and_idleness_ends_it_whoever_dies(scaled: Scaled) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        creating = pool.submit(scaled.create_sandbox, "one")
+        while not creating.done():
+            scaled.start()
+            time.sleep(1.0)  # not awaited: the moment of death is to be any
+            scaled.kill()
+        assert creating.result().status_code == 201, creating.result().text
+    scaled.start()
+    (name,) = scaled.instances()
+    scaled.client.delete_sandbox("one")
+    until(lambda: scaled.instances() == {}, "the idle node was stopped")
+    until(lambda: scaled.client.nodes() == [], "the gateway forgot its node")
+    assert scaled.planned() == [name]
+
+
+def test_a_sandbox_larger_than_any_pool_is_refused_at_once(scaled: Scaled) -> None:
+    scaled.start()
+    until(lambda: scaled.create_sandbox("huge", memory_mb=500_000).status_code == 422, "the ceilings were told")
+    assert scaled.instances() == {}
+
+
+def test_a_minimum_is_kept_when_a_machine_dies(scaled: Scaled) -> None:
+    scaled.configure(least=1)
+    scaled.start()
+    until(lambda: len(scaled.ready()) == 1, "the first node registered")
+    (first,) = scaled.instances()
+    assert processes.signal_holder(scaled.directory / "i" / first / "vm.lock", signal.SIGKILL)
+    until(lambda: scaled.ready() not in ([], [first]), "another node took its place")
+    until(lambda: first not in scaled.instances(), "the dead one was removed")
+
+
+def test_a_node_agent_that_dies_is_the_same_node_again(scaled: Scaled) -> None:
+    scaled.configure(least=1)
+    scaled.start()
+    until(lambda: len(scaled.ready()) == 1, "the node registered")
+    (before,) = scaled.client.nodes()
+    home = scaled.directory / "i" / before.instance
+    (agent,) = processes._marked(home)
+    os.kill(agent, signal.SIGKILL)
+    until(lambda: [*processes._marked(home)] not in ([], [agent]), "it was started again")
+    until(lambda: scaled.client.nodes()[0].node_url != before.node_url, "it beats again")
+    assert [node.id for node in scaled.client.nodes()] == [before.id]
+
+
+def test_only_one_acts_and_it_ends_clean(scaled: Scaled) -> None:
+    process = scaled.start()
+    until(lambda: "acting" in (scaled.directory / "as.log").read_text(), "it runs")
+    second = scaled.command("run", "--execute")
+    assert second.returncode == 1
+    assert f"process {process.pid}, since" in second.stderr
+    assert second.stderr.startswith("error: another autoscaler has ")
+    assert scaled.command("release").returncode == 1
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+
+
+def test_the_plan_is_shown_and_not_carried_out(scaled: Scaled) -> None:
+    scaled.configure(least=1)
+    shown = scaled.command("plan")
+    assert "boot cpu local local@here" in shown.stdout
+    assert "the pool keeps 1" in shown.stdout
+    (action,) = json.loads(scaled.command("plan", "--json").stdout)["actions"]
+    assert (action["kind"], action["pool"]) == ("boot", "cpu")
+    assert scaled.instances() == {}
+    assert scaled.planned() == []
+
+
+def test_status_and_pools_tell_what_is_there(scaled: Scaled) -> None:
+    scaled.configure(least=1)
+    scaled.start()
+    until(lambda: len(scaled.ready()) == 1, "the node registered")
+    until(lambda: "ready" in scaled.command("status").stdout, "its row says so")
+    status = json.loads(scaled.command("status", "--json").stdout)
+    assert [intent["state"] for intent in status["intents"]] == ["ready"]
+    assert "process" in status["running"]
+    assert "1 of 1–2" in scaled.command("pools").stdout
+    assert json.loads(scaled.command("pools", "--json").stdout)[0]["instances"] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('token_file = "', 'token_file = "/no/such/', "token_file: "),
+        ("[providers.local]", "[providers.fog]", "names the provider 'local' (there is: fog)"),
+        ("root =", "rot =", "provider local: local: "),
+        ('provider = "local"', 'provider = "local"\nmox = 1', "pools.0.mox: Extra inputs are not permitted"),
+        ('gateway_url = "http', 'gateway_url = "ftp', "gateway_url: "),
+    ],
+)
+def test_bad_settings_are_one_sentence(scaled: Scaled, old: str, new: str, why: str) -> None:
+    good = scaled.config.read_text()
+    scaled.config.write_text(good.replace(old, new))
+    failed = scaled.command("run", "--execute")
+    scaled.config.write_text(good)
+    assert failed.returncode == 1
+    assert why in failed.stderr
+    assert failed.stderr.startswith("error: ")
+    assert failed.stderr.count("\n") == 1
