@@ -11,8 +11,9 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
-from node_agent.host import busybox
+from node_agent.host import busybox, cgroup
 from node_agent.host.images import Image, Images
+from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, Volumes
 from node_agent.runtime.base import (
     Death,
@@ -173,9 +174,16 @@ class DockerRuntime(SandboxRuntime):
         return self._images.local()
 
     def close(self) -> None:
-        """Closes the connections to the engine; sandboxes stay."""
         self._deaths.close()
         self._api.close()
+        if self._records.ids():
+            return
+        try:
+            self._networks.firewall.remove()
+            cgroup.remove_parent(config.cgroup_tag(self._tag))
+        except CommandError as error:
+            # The process is about to end; the next start's sweep meets what stays.
+            log.warning("what served the sandboxes of this node could not be removed: %s", error)
 
     def _known(self, sandbox_id: str) -> Record:
         record = self._records.load(sandbox_id)

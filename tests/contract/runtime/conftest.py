@@ -18,7 +18,7 @@ from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
 from tests.engines.images import TestImages
 
-GVISOR = ("runsc", "docker")
+GVISOR: tuple[str, ...] = ("runsc", "docker")
 ALL = (*GVISOR, "docker-runc")
 
 
@@ -26,6 +26,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives each test its engines."""
     if "lab" in metafunc.fixturenames:
         names = ALL if getattr(metafunc.function, "also_on_runc", False) else GVISOR
+        if getattr(metafunc.function, "docker_only", False):
+            names = ("docker",)
         metafunc.parametrize("lab", names, indirect=True, scope="session")
 
 

@@ -10,3 +10,9 @@ def also_on_runc(test: Test) -> Test:
     """Runs a test on Docker with plain runc too."""
     test.also_on_runc = True  # type: ignore[attr-defined]
     return test
+
+
+def docker_only(test: Test) -> Test:
+    """Runs a test on Docker alone, with gVisor."""
+    test.docker_only = True  # type: ignore[attr-defined]
+    return test

@@ -1,0 +1,128 @@
+"""What holds on Docker alone: its labels, its own volumes, its debris, and an engine that keeps its own firewall."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import docker
+import pytest
+
+from gateway.wire.errors import ErrorCode
+from node_agent.host import mounts
+from node_agent.runtime.base import RuntimeFailure
+from node_agent.runtime.docker import config
+from tests.contract.runtime.lab import UNTIL_GO, Lab, read_all, read_until
+from tests.contract.runtime.marks import docker_only
+from tests.engines.dockerd import Daemon
+
+
+@pytest.fixture
+def client(docker_daemon: Daemon) -> Iterator[Any]:
+    made = docker.APIClient(base_url=docker_daemon.url, timeout=60)
+    yield made
+    made.close()
+
+
+def _container(client: Any, lab: Lab, sandbox_id: str) -> dict[str, Any]:
+    labels = [f"{config.LABEL}={lab.tag}", f"{config.LABEL_ID}={sandbox_id}"]
+    (entry,) = client.containers(all=True, filters={"label": labels})
+    inspected: dict[str, Any] = client.inspect_container(entry["Id"])
+    return inspected
+
+
+@docker_only
+def test_labels_and_command_hold_no_secret(lab: Lab, client: Any) -> None:
+    with lab.sandbox(env={"TOKEN": "s3cret"}) as box:
+        box.run("true", env={"MORE": "s3cret"})
+        inspected = _container(client, lab, box.id)
+
+    del inspected["Config"]["Env"]
+    assert "s3cret" not in json.dumps(inspected)
+
+
+@docker_only
+def test_volumes_of_an_image_are_bounded_too(lab: Lab, client: Any) -> None:
+    made = client.create_container(lab.images.busybox, command=["true"])
+    client.commit(made["Id"], repository="sandbox-test/volume", tag="1", changes="VOLUME /store")
+    client.remove_container(made["Id"], v=True)
+
+    with lab.sandbox(image="sandbox-test/volume:1", disk_mb=32) as box:
+        filled = box.sh("dd if=/dev/zero of=/store/big bs=1M count=100")
+        volumes = client.volumes()["Volumes"]
+
+    assert b"No space left on device" in filled.stderr
+    assert not volumes
+
+
+@docker_only
+def test_gpus_on_a_host_without_are_a_capacity_error_before_anything_is_made(lab: Lab, client: Any) -> None:
+    order = lab.order(gpus=1)
+
+    with pytest.raises(RuntimeFailure) as failure:
+        lab.runtime.create(order)
+
+    assert failure.value.code is ErrorCode.CAPACITY
+    assert lab.found(order.sandbox_id) is None
+    assert client.containers(all=True, filters={"label": f"{config.LABEL}={lab.tag}"}) == []
+
+
+@docker_only
+def test_sweep_removes_debris_of_its_tag_and_nothing_else(lab: Lab, client: Any) -> None:
+    def plant(tag: str) -> tuple[str, str]:
+        labels = {config.LABEL: tag, config.LABEL_ID: "debris"}
+        made = client.create_container(lab.images.busybox, command=["sleep", "99"], labels=labels)
+        client.start(made["Id"])
+        name = f"sandbox-{tag}-debris-1"
+        client.create_network(name, driver="bridge", labels={config.LABEL: tag})
+        return made["Id"], name
+
+    own_container, own_network = plant(lab.tag)
+    foreign_container, foreign_network = plant("ffffffff")
+    remains = lab.root / "docker" / "sandboxes" / "remains"
+    (remains / "volume").mkdir(parents=True)
+    mounts.mount("tmpfs", remains / "volume", "tmpfs", 0, "size=1m")
+    try:
+        with lab.sandbox() as box:
+            told = lab.runtime.sweep()
+            assert box.text("echo up") == "up"
+        left = {entry["Id"] for entry in client.containers(all=True)}
+        networks = {entry["Name"] for entry in client.networks()}
+
+        assert len(told) == 3
+        assert own_container not in left
+        assert foreign_container in left
+        assert own_network not in networks
+        assert foreign_network in networks
+        assert not remains.exists()
+    finally:
+        client.remove_container(foreign_container, force=True)
+        client.remove_network(foreign_network)
+
+
+@docker_only
+def test_sandbox_whose_container_somebody_removed_is_dead_and_can_be_deleted(lab: Lab, client: Any) -> None:
+    box = lab.create()
+    client.remove_container(_container(client, lab, box.id)["Id"], force=True)
+
+    found = lab.found(box.id)
+    assert found is not None
+    assert found.death is not None
+    assert found.death.reason == "evicted"
+    lab.runtime.delete(box.id)
+    assert mounts.mounted_below(lab.root) == []
+
+
+@docker_only
+def test_an_exec_ends_when_its_sandbox_dies_by_itself(lab: Lab) -> None:
+    with (
+        lab.sandbox(command=["sh", "-c", UNTIL_GO]) as box,
+        contextlib.closing(box.exec("sh", "-c", "echo ready; sleep 77400")) as process,
+    ):
+        read_until(process, b"ready\n")
+        box.text("touch /workspace/go")
+        assert read_all(process) == (b"", b"")
+        with pytest.raises(RuntimeFailure) as failure:
+            process.wait()
+
+    assert failure.value.code is ErrorCode.EXEC_LOST

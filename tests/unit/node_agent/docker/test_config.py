@@ -1,0 +1,126 @@
+"""What Docker is told for an order."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import SandboxSpec
+from node_agent.host.accounts import Account
+from node_agent.host.images import Image
+from node_agent.runtime.base import Order, RuntimeFailure
+from node_agent.runtime.docker import config, gpus
+
+IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
+PLACE = config.Place(
+    busybox=Path("/b"),
+    workspace=Path("/w"),
+    stdout=Path("/o"),
+    stderr=Path("/e"),
+    volumes={},
+    resolver=None,
+    network="none",
+    account=Account(1000, 1000),
+)
+NAMES = config.Names(tag="01234567", prefix="mark", cgroup_parent="/sandbox-docker-01234567")
+
+
+def body(image: Image = IMAGE, **fields: Any) -> dict[str, Any]:
+    spec = SandboxSpec.model_validate({"id": "one", "image": "i"} | fields)
+    return config.container(Order("one", 3, "op", spec, spec.sha256()), image, PLACE, NAMES)
+
+
+def test_safe_by_default() -> None:
+    host = body()["HostConfig"]
+
+    assert host["CapDrop"] == ["ALL"]
+    assert host["CapAdd"] == []
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert host["NetworkMode"] == "none"
+    assert host["Runtime"] == "runsc"
+    assert body()["User"] == "1000:1000"
+
+
+def test_limits_reach_the_engine() -> None:
+    host = body(cpus=1.5, memory_mb=300, security={"pids_limit": 7}, isolation="runc")["HostConfig"]
+
+    assert (host["CpuQuota"], host["CpuPeriod"]) == (150_000, 100_000)
+    assert host["Memory"] == host["MemorySwap"] == 300 * 1024 * 1024
+    assert host["PidsLimit"] == 7
+    assert host["Runtime"] == "runc"
+
+
+def test_under_gvisor_processes_are_bounded_inside_and_only_backed_by_the_host() -> None:
+    host = body(security={"pids_limit": 7})["HostConfig"]
+
+    assert host["Ulimits"] == [{"Name": "nproc", "Soft": 7, "Hard": 7}]
+    assert host["PidsLimit"] > 1000
+
+
+def test_labels_hold_no_secret() -> None:
+    made = body(env={"TOKEN": "s3cret"}, labels={"team": "s3cret"}, command=["run", "s3cret"])
+
+    assert "s3cret" not in json.dumps(made["Labels"])
+    assert made["Labels"][config.LABEL] == "01234567"
+    assert made["Labels"][config.LABEL_GENERATION] == "3"
+
+
+@pytest.mark.parametrize(
+    ("image", "command", "argv"),
+    [
+        (IMAGE, ["mine", "x"], ["mine", "x"]),
+        (IMAGE, [], ["default"]),
+        (Image("i", "d", {}, ("enter",), ("default",), "", ""), [], ["enter", "default"]),
+        (Image("i", "d", {}, ("enter",), ("default",), "", ""), ["mine"], ["enter", "mine"]),
+        (Image("i", "d", {}, (), (), "", ""), [], [config.BUSYBOX, "sleep", "2147483647"]),
+    ],
+)
+def test_first_process(image: Image, command: list[str], argv: list[str]) -> None:
+    assert body(image, command=command)["Entrypoint"][-len(argv) :] == argv
+
+
+@pytest.mark.parametrize(
+    ("asked", "image_dir", "expected"),
+    [(None, "", "/workspace"), (None, "/", "/workspace"), (None, "/app", "/app"), ("/data", "/app", "/data")],
+)
+def test_working_directory(asked: str | None, image_dir: str, expected: str) -> None:
+    spec = SandboxSpec.model_validate({"id": "one", "image": "i", "working_dir": asked})
+
+    assert config.working_directory(spec, Image("i", "d", {}, (), (), "", image_dir)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(None, "/workspace"), ("sub/dir", "/workspace/sub/dir"), ("/data", "/data")]
+)
+def test_an_execs_directory_is_relative_to_the_sandboxs(asked: str | None, expected: str) -> None:
+    assert config.resolve_directory("/workspace", asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "devices"), [(2, 2, None), ("all", -1, None), ("device=0,GPU-1", 0, ["0", "GPU-1"])]
+)
+def test_gpus_are_asked_for_as_the_command_line_does(asked: int | str, count: int, devices: list[str] | None) -> None:
+    (request,) = config.device_requests(asked)
+
+    assert (request["Count"], request["DeviceIDs"], request["Capabilities"]) == (count, devices, [["gpu"]])
+
+
+def test_no_gpus_no_request() -> None:
+    assert config.device_requests(0) == []
+
+
+def test_more_gpus_than_there_are_is_refused() -> None:
+    spec = SandboxSpec.model_validate({"id": "one", "image": "i", "gpus": 2})
+
+    gpus.check(spec, 2)
+    with pytest.raises(RuntimeFailure) as failure:
+        gpus.check(spec, 0)
+
+    assert failure.value.code is ErrorCode.CAPACITY
+    assert "gpus=2" in failure.value.message
+
+
+def test_a_host_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
+    assert gpus.count(tmp_path / "missing") == 0
