@@ -71,17 +71,29 @@ def _free_device() -> Path:
     return path
 
 
+def find(file: Path) -> Path | None:
+    """The loop device over ``file``, if there is one."""
+    return next((device for device, backing in _attached() if backing == file), None)
+
+
 def detach_below(directory: Path, keep: Container[str] = ()) -> list[str]:
     """Detaches the loop devices whose files lie below ``directory``, save in its entries ``keep``; tells which."""
     gone: list[str] = []
+    for device, backing in _attached():
+        if backing.is_relative_to(directory) and backing.relative_to(directory).parts[0] not in keep:
+            with contextlib.suppress(OSError):  # it may be detached while we look
+                descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.ioctl(descriptor, _LOOP_CLR_FD)
+                finally:
+                    os.close(descriptor)
+                gone.append(device.name)
+    return gone
+
+
+def _attached() -> Iterator[tuple[Path, Path]]:
+    """Devices and the files behind them."""
     for entry in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):  # it may be detached while we look
-            backing = Path(entry.read_text().strip().removesuffix(" (deleted)"))
-            if backing.is_relative_to(directory) and backing.relative_to(directory).parts[0] not in keep:
-                device = os.open(Path("/dev") / entry.parent.parent.name, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    fcntl.ioctl(device, _LOOP_CLR_FD)
-                finally:
-                    os.close(device)
-                gone.append(entry.parent.parent.name)
-    return gone
+            backing = entry.read_text().strip().removesuffix(" (deleted)")
+            yield Path("/dev") / entry.parent.parent.name, Path(backing)

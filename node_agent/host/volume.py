@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -40,21 +41,20 @@ class Volumes:
         self._lock = threading.Lock()
 
     def ensure(self, directory: Path, size_mb: int) -> "Volume":
-        """The mounted volume of ``directory`` (made if it is not there) with exactly ``size_mb`` MiB.
-
-        A volume of another size, left by an earlier generation, is resized with its content.
+        """The mounted volume of ``directory``, made if it is not there, with ``size_mb`` MiB.
 
         Raises:
-            RuntimeFailure: ``DISK_FULL`` when the host has no room, or the content does not fit the new size.
+            RuntimeFailure: ``DISK_FULL`` when the host has no room; ``CONFLICT`` when an earlier generation's volume is
+                there and has another size.
         """
         volume = Volume(directory)
         try:
-            if not volume.image.exists():
+            if volume.image.exists():
+                _check_size(volume, size_mb)
+                volume.mount()
+            else:
                 self._make(volume, size_mb)
-            elif volume.image.stat().st_size != size_mb * MIB:
-                volume.unmount()
-                _resize(volume.image, size_mb)
-            volume.mount()
+                volume.mount(fresh=True)
         except OSError as error:
             code = ErrorCode.DISK_FULL if error.errno in _OUT_OF_SPACE else ErrorCode.INTERNAL
             raise RuntimeFailure(code, f"volume of {size_mb} MiB in {directory}: {error}") from error
@@ -100,8 +100,11 @@ class Volume:
     def mounted(self) -> bool:
         return os.path.ismount(self.path)
 
-    def mount(self) -> None:
+    def mount(self, *, fresh: bool = False) -> None:
         """Mounts it; does nothing when it is mounted.
+
+        Args:
+            fresh: whether nobody can have mounted it before, which saves a look.
 
         Raises:
             OSError: the kernel refused.
@@ -109,7 +112,10 @@ class Volume:
         if self.mounted:
             return
         self.path.mkdir(exist_ok=True)
-        with loop.attached(self.image) as device:
+        # Another mount namespace may still hold an earlier mount.  A second device over one file would ruin it; the
+        # same device gives the same file system.
+        present = None if fresh else loop.find(self.image)
+        with nullcontext(present) if present else loop.attached(self.image) as device:
             # discard gives blocks of deleted files back to the host; inode tables stay unwritten until used.
             flags = mounts.MS_NODEV | mounts.MS_NOSUID | mounts.MS_NOATIME
             mounts.mount(str(device), self.path, "ext4", flags, "discard,noinit_itable")
@@ -145,23 +151,15 @@ def _format(path: Path, size_mb: int) -> None:
     run(["mkfs.ext4", "-q", "-F", *options, str(path)], timeout=60)
 
 
-def _resize(image: Path, size_mb: int) -> None:
-    wanted = size_mb * MIB
-    # resize2fs refuses a file system that was not checked; a dirty one is repaired (codes 1 and 2 say "repaired").
-    try:
-        run(["e2fsck", "-f", "-y", str(image)], timeout=300)
-    except CommandError as error:
-        if error.code not in (1, 2):
-            raise
-    if wanted > image.stat().st_size:
-        os.truncate(image, wanted)
-    try:
-        run(["resize2fs", str(image), f"{size_mb}M"], timeout=300)
-    except CommandError as error:
+def _check_size(volume: Volume, size_mb: int) -> None:
+    """A volume keeps its size: without a journal ext4 grows only while unmounted, and another namespace may hold it."""
+    present = volume.image.stat().st_size // MIB
+    if present != size_mb:
         raise RuntimeFailure(
-            ErrorCode.DISK_FULL, f"the content of {image} does not fit into disk_mb={size_mb}: {error}"
-        ) from error
-    os.truncate(image, wanted)
+            ErrorCode.CONFLICT,
+            f"the volume in {volume.directory} has {present} MiB and cannot become disk_mb={size_mb}; delete the"
+            " sandbox first",
+        )
 
 
 def _copy_sparse(source: Path, target: Path) -> None:

@@ -1,0 +1,106 @@
+"""References and the answers of a Docker engine."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from docker.errors import ImageNotFound, NotFound
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason
+from node_agent.host.images import Image, Images, split_reference
+from node_agent.runtime.base import RuntimeFailure
+
+ID = "sha256:" + "a" * 64
+DIGEST = "sha256:" + "b" * 64
+
+
+class Engine:
+    """The few calls of a Docker client that `Images` makes."""
+
+    def __init__(self, *, local: bool, pulls: bool = True, error: str | None = None) -> None:
+        self.local = local
+        self.pulls = pulls
+        self.error = error
+        self.pulled: list[tuple[str, str]] = []
+
+    def inspect_image(self, reference: str) -> dict[str, Any]:
+        if not self.local:
+            raise ImageNotFound(f"no such image: {reference}")
+        config = {"Env": ["A=1", "B=x=y", "C="], "Entrypoint": ["/run.sh"], "Cmd": "serve it", "User": "app"}
+        digests = ["other/name@sha256:" + "c" * 64, f"r.example:5000/app@{DIGEST}"]
+        return {"Id": ID, "RepoDigests": digests, "Config": config}
+
+    def pull(self, repository: str, *, tag: str, stream: bool, decode: bool) -> Iterator[dict[str, str]]:
+        self.pulled.append((repository, tag))
+        if not self.pulls:
+            raise NotFound("not found", explanation="manifest unknown")
+        if self.error is not None:
+            yield {"error": self.error}
+        self.local = True
+        yield {"status": "done"}
+
+
+def images(engine: Engine) -> Images:
+    return Images(lambda: engine)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("reference", "parts"),
+    [
+        ("busybox", ("busybox", "latest")),
+        ("python:3.12-slim", ("python", "3.12-slim")),
+        ("localhost:5000/a/b", ("localhost:5000/a/b", "latest")),
+        ("localhost:5000/a/b:c", ("localhost:5000/a/b", "c")),
+        (f"h/a:c@{DIGEST}", ("h/a", DIGEST)),
+        (f"h:1/a@{DIGEST}", ("h:1/a", DIGEST)),
+    ],
+)
+def test_reference_is_split(reference: str, parts: tuple[str, str]) -> None:
+    assert split_reference(reference) == parts
+
+
+def test_image_that_is_there_is_not_pulled() -> None:
+    engine = Engine(local=True)
+
+    image = images(engine).resolve("r.example:5000/app:1")
+
+    assert image == Image(
+        id=ID,
+        digest=DIGEST,
+        env={"A": "1", "B": "x=y", "C": ""},
+        entrypoint=("/run.sh",),
+        command=("/bin/sh", "-c", "serve it"),
+        user="app",
+        working_dir="",
+    )
+    assert engine.pulled == []
+
+
+def test_missing_image_is_pulled_once_for_all_that_wait() -> None:
+    engine = Engine(local=False)
+    shared = images(engine)
+    threads = [threading.Thread(target=shared.resolve, args=("app:2",)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert engine.pulled == [("app", "2")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [
+        (Engine(local=False, pulls=False), "manifest unknown"),
+        (Engine(local=False, error="no such host"), "no such host"),
+    ],
+)
+def test_failed_pull_names_image_and_cause(engine: Engine, cause: str) -> None:
+    with pytest.raises(RuntimeFailure) as failure:
+        images(engine).resolve("app:3")
+
+    assert (failure.value.code, failure.value.reason) == (ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR)
+    assert "app:3" in failure.value.message
+    assert cause in failure.value.message
