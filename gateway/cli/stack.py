@@ -30,6 +30,7 @@ HOST: Final = "127.0.0.1"
 DOCTOR_SECONDS: Final = 120.0  # it starts a throwaway sandbox
 COMMAND_SECONDS: Final = 60.0
 GATEWAY_SECONDS: Final = 60.0
+GATEWAY_BACK_SECONDS: Final = 20.0
 ENGINE_SECONDS: Final = 60.0
 NODE_SECONDS: Final = 180.0
 ENGINE_STOP_SECONDS: Final = 30.0
@@ -254,8 +255,13 @@ class Stack:
         return problems
 
     def _end_sandboxes(self) -> None:
-        if self._supervisor.pid("gateway") is None or not self.access.operator_token.exists():
+        if not self._supervisor.has("gateway"):
             return
+        # It may have died a moment ago and be on its way back.
+        for _ in range(int(GATEWAY_BACK_SECONDS / STEP)):
+            if self._gateway_ready():
+                break
+            self._supervisor.wait(STEP)
         client = self.access.operator()
         ids = [sandbox.id for sandbox in client.sandboxes()]
         if not ids:

@@ -151,6 +151,10 @@ class Supervisor:
         for name in reversed(list(self._children)):
             self.stop(name)
 
+    def has(self, name: str) -> bool:
+        """Whether it keeps a child of that name alive."""
+        return name in self._children
+
     def pid(self, name: str) -> int | None:
         """Process id of a child that runs now."""
         running = self._children.get(name)

@@ -1,0 +1,33 @@
+"""``sandboxes demo`` for real: hello from gVisor, and nothing left on the machine."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
+
+
+def test_it_says_hello_names_the_isolation_and_leaves_nothing(engines: None) -> None:
+    before = set(Path("/var/tmp").glob("sbd-*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "demo"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "hello"
+    told = {key: value for key, value in (re.split(r"\s{2,}", line, maxsplit=1) for line in lines[1:])}
+    assert told["isolation"].startswith("gvisor, on node ")
+    assert "gVisor" in told["kernel inside"]
+    assert told["kernel inside"].split(";")[0] not in told["kernel of the host"]
+    assert told["left behind"].startswith("nothing ")
+    # Either the image that the example names, or a sentence that says which other one stands in for it.
+    assert "cannot be had here" not in done.stderr or re.search(r"runs with \S+ in place of python:", done.stderr)
+    assert set(Path("/var/tmp").glob("sbd-*")) <= before
