@@ -1,6 +1,7 @@
 """Creating sandboxes: idempotent, patient, never twice, never more than there is."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxEnvelope
 from gateway.wire.states import DeathReason, SandboxState
-from tests.scenario.gateway.world import World, spec
+from tests.scenario.gateway.world import Fleet, World, settings_for, spec, world
 
 S = SandboxState
 HUGE = Shape(cpus=64, memory_mb=262144, disk_mb=1 << 20, slots=1000)
@@ -178,11 +179,8 @@ async def test_creates_at_once_never_take_more_than_a_node_has(here: World) -> N
     node = await here.join(total=Shape(cpus=64, memory_mb=65536, disk_mb=1 << 20, slots=5))
     creates = [asyncio.create_task(here.services.sandboxes.create(spec(f"s{index}"))) for index in range(12)]
     await asyncio.gather(*(here.until(f"s{index}", S.PENDING, S.RUNNING) for index in range(12)))
-    done, waiting = await asyncio.wait(creates, timeout=0)
-    while len(done) < 5:
-        done, waiting = await asyncio.wait(creates, return_when=asyncio.FIRST_COMPLETED)
-        creates = list(waiting) + list(done)
-        done = {create for create in creates if create.done()}
+    while len([create for create in creates if create.done()]) < 5:
+        await asyncio.wait([create for create in creates if not create.done()], return_when=asyncio.FIRST_COMPLETED)
     assert len(node.have) == 5
     assert (await here.services.nodes.all()).nodes[0].reserved.slots == 5
     for create in creates:
@@ -232,3 +230,28 @@ async def test_a_sandbox_that_ended_at_once_is_told_as_such(here: World) -> None
     record = await here.services.sandboxes.get("a")
     assert (record.state, record.reason, record.exit_code) == (S.EXITED, DeathReason.EXITED, 0)
     assert answer.sandbox.operation_id == order_id
+
+
+async def test_two_gateways_on_one_database_never_take_more_than_a_node_has(
+    tmp_path: Path, database_url: str | None
+) -> None:
+    url, fleet = database_url or f"sqlite:///{tmp_path / 'shared.db'}", Fleet()
+    async with (
+        world(settings_for(tmp_path / "1", url), fleet) as one,
+        world(settings_for(tmp_path / "2", url), fleet) as two,
+    ):
+        node = await one.join(total=Shape(cpus=64, memory_mb=65536, disk_mb=1 << 20, slots=5))
+        names = [f"s{index}" for index in range(12)]
+        creates = [
+            asyncio.create_task(here.services.sandboxes.create(spec(name))) for name in names for here in (one, two)
+        ]
+        while len({create.result().sandbox.id for create in creates if create.done()}) < 5:
+            await asyncio.wait([create for create in creates if not create.done()], return_when=asyncio.FIRST_COMPLETED)
+        while (await one.services.capacity.demand()).pending_count < 7:
+            await asyncio.sleep(0)
+        assert len(node.have) == 5
+        assert (await two.services.nodes.all()).nodes[0].reserved.slots == 5
+        for create in creates:
+            create.cancel()
+        ended = await asyncio.gather(*creates, return_exceptions=True)
+        assert not [error for error in ended if isinstance(error, Exception)]
