@@ -52,7 +52,6 @@ missing() {
         if ! has busybox || ldd "$(command -v busybox)" >/dev/null 2>&1; then echo busybox-static; fi
         has nft || echo nftables
         has ip || echo iproute2
-        has debootstrap || echo debootstrap
         has mkfs.ext4 || echo e2fsprogs
         { has unshare && has setpriv; } || echo util-linux
         { has mount && has losetup; } || echo mount

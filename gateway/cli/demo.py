@@ -25,7 +25,7 @@ EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "hello.py"
 WANTED_IMAGE: Final = "python:3.12-slim"
 CACHE: Final = Path("/var/cache/sandbox-fleet")
 EXAMPLE_SECONDS: Final = 300.0
-IMAGE_SECONDS: Final = 900.0  # debootstrap unpacks a Debian from a mirror
+IMAGE_SECONDS: Final = 900.0  # the packages come from a mirror
 TIMED_EXECS: Final = 5
 PROOF: Final = """\
 import ctypes, platform
