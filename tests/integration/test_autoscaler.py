@@ -194,24 +194,3 @@ def test_status_and_pools_tell_what_is_there(scaled: Scaled) -> None:
     assert "process" in status["running"]
     assert "1 of 1–2" in scaled.command("pools").stdout
     assert json.loads(scaled.command("pools", "--json").stdout)[0]["instances"] == 1
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('token_file = "', 'token_file = "/no/such/', "token_file: "),
-        ("[providers.local]", "[providers.fog]", "names the provider 'local' (there is: fog)"),
-        ("root =", "rot =", "provider local: local: "),
-        ('provider = "local"', 'provider = "local"\nmox = 1', "pools.0.mox: Extra inputs are not permitted"),
-        ('gateway_url = "http', 'gateway_url = "ftp', "gateway_url: "),
-    ],
-)
-def test_bad_settings_are_one_sentence(scaled: Scaled, old: str, new: str, why: str) -> None:
-    good = scaled.config.read_text()
-    scaled.config.write_text(good.replace(old, new))
-    failed = scaled.command("run", "--execute")
-    scaled.config.write_text(good)
-    assert failed.returncode == 1
-    assert why in failed.stderr
-    assert failed.stderr.startswith("error: ")
-    assert failed.stderr.count("\n") == 1
