@@ -15,7 +15,7 @@ from gateway.cli.engine import DEFAULT_SOCKET
 from node_agent.images import CACHE, test_image
 from tests.bench import measures, report
 from tests.bench.contenders import Contender, Docker, Runsc, Service
-from tests.bench.figures import Measure
+from tests.bench.figures import SERVICE, Measure
 from tests.bench.memory import pss
 from tests.stack import Up, running
 
@@ -30,11 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     _say("starting a service")
     with running() as service, TemporaryDirectory(prefix="sbb-", dir="/var/tmp") as scratch:
-        contenders = _contenders(service, Path(scratch), docker=options.docker)
+        contenders = [one for one in _contenders(service, Path(scratch), docker=options.docker) if _works(one)]
         _say(f"measuring {', '.join(contender.name for contender in contenders)}, in turn")
         found = _measure(contenders, options, Path(scratch))
         daemons = {name: pss([pid]) for name in DAEMONS if (pid := service.pid(name)) is not None}
-        report.show(found, daemons)
+        report.show(found, daemons, _machine())
         if options.json:
             report.write(options.json, found, daemons, _machine())
         _say("taking it down")
@@ -76,12 +76,24 @@ def _contenders(service: Up, scratch: Path, *, docker: bool) -> list[Contender]:
     return made
 
 
+def _works(contender: Contender) -> bool:
+    """Whether it can do one round, which also unpacks images and warms caches; the service has to."""
+    try:
+        measures.lives([contender], 1)
+    except RuntimeError as error:
+        if contender.name == SERVICE:
+            raise
+        _say(f"leaving {contender.name} out: {error}")
+        return False
+    return True
+
+
 def _machine() -> dict[str, Any]:
     runsc = subprocess.run(["runsc", "--version"], capture_output=True, text=True, timeout=30, check=True)
     return {
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
-        "load": os.getloadavg()[0],
+        "load": round(os.getloadavg()[0], 1),
         "runsc": runsc.stdout.splitlines()[0],
     }
 

@@ -6,7 +6,6 @@ from statistics import median
 from typing import Any, Final
 
 SERVICE: Final = "service"
-PROBE_UNITS: Final = ("ms", "MiB", "MB/s")
 
 
 @dataclass(frozen=True)

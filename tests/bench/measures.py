@@ -43,16 +43,15 @@ def milliseconds(act: Callable[[*Given], object], *given: *Given) -> float:
 def lives(contenders: Sequence[Contender], rounds: int) -> list[Measure]:
     """Create to the end of the first exec, and delete."""
     first, gone = Samples("create → first exec", "ms"), Samples("delete", "ms")
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         for contender in contenders:
             name = new_id()
             try:
                 took = milliseconds(contender.create, name) + milliseconds(contender.exec, name)
             finally:
                 ended = milliseconds(contender.delete, name)
-            if number:  # the first round unpacks images and warms caches
-                first.add(contender, took)
-                gone.add(contender, ended)
+            first.add(contender, took)
+            gone.add(contender, ended)
     return [first.measure(), gone.measure()]
 
 

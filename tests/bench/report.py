@@ -11,7 +11,7 @@ from rich.table import Table
 from tests.bench.figures import SERVICE, Measure, Summary
 
 
-def show(measures: Sequence[Measure], daemons: Mapping[str, float]) -> None:
+def show(measures: Sequence[Measure], daemons: Mapping[str, float], machine: Mapping[str, Any]) -> None:
     """Prints one row a measure: every contender's median (p95), and the service's ratio to each."""
     others = _others(measures)
     table = Table(title="median (p95); × is the service's median over that engine's", title_justify="left")
@@ -26,7 +26,9 @@ def show(measures: Sequence[Measure], daemons: Mapping[str, float]) -> None:
         table.add_row(measure.name, *cells, *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
     console = Console(width=None if Console().is_terminal else 200)
     console.print(table)
-    console.print("resident memory: " + ", ".join(f"{name} {held:.0f} MiB" for name, held in daemons.items()))
+    console.print("machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()), highlight=False)
+    held = ", ".join(f"{name} {mib:.0f} MiB" for name, mib in daemons.items())
+    console.print(f"resident memory: {held}", highlight=False)
 
 
 def write(path: Path, measures: Sequence[Measure], daemons: Mapping[str, float], machine: Mapping[str, Any]) -> None:
