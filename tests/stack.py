@@ -16,7 +16,7 @@ from typing import Final
 
 import docker
 
-from gateway.cli import leftovers
+from gateway.cli import engine, leftovers
 from gateway.cli.demo import free_port
 from gateway.cli.layout import Layout
 from gateway.client import GatewayClient
@@ -138,6 +138,14 @@ def assert_nothing_left(looked_for: leftovers.Marks) -> None:
     assert not any(found.values()), {kind: names for kind, names in found.items() if names}
 
 
+def release(layout: Layout) -> None:
+    """Ends what a test that failed between two starts has left: nodes that nobody would take over."""
+    if layout.instances.is_dir() and any(layout.instances.iterdir()):
+        command = [sys.executable, "-m", "gateway.cli", "autoscaler", "release"]
+        subprocess.run([*command, "--config", str(layout.root / "autoscaler.toml")], timeout=200, check=False)
+    engine.end(layout.docker / "dockerd.pid", 30)
+
+
 @contextmanager
 def state() -> Iterator[Layout]:
     """A short state directory, removed at the end; nothing may be mounted below it then."""
@@ -159,3 +167,4 @@ def running(layout: Layout | None = None) -> Iterator[Up]:
         finally:
             if service.process.poll() is None:
                 service.end()
+            release(service.layout)
