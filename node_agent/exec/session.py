@@ -81,6 +81,11 @@ class Session:
         return self._session.status is ExecStatus.RUNNING
 
     @property
+    def last_sequence(self) -> int:
+        """Sequence number of the newest event; never waits for the disk, as `snapshot` may."""
+        return self._history.last_sequence
+
+    @property
     def process(self) -> ExecProcess | None:
         """The engine's process; ``None`` before it started and after it ended."""
         return self._process

@@ -46,7 +46,7 @@ async def _answer(parts: Parts, events: ExecEvents) -> Response:
 
 
 def _has_news(parts: Parts, session: Session, after: int) -> bool:
-    return session.snapshot().last_sequence > after or not session.running or parts.sessions.closing
+    return session.last_sequence > after or not session.running or parts.sessions.closing
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/exec")
