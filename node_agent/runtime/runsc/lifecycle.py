@@ -12,6 +12,7 @@ from gateway.wire.states import DeathReason
 from node_agent.host import accounts
 from node_agent.host.images import Image
 from node_agent.host.network import Net, Networks
+from node_agent.host.tools import Tools
 from node_agent.host.volume import Volumes
 from node_agent.runtime.base import Death, EngineState, Order, RuntimeFailure
 from node_agent.runtime.runsc import bundle, files, launcher
@@ -30,15 +31,13 @@ class Host:
     """What of the host every sandbox needs.
 
     Attributes:
-        tools: directory of the static programs that are bound into every sandbox.
-        init: whether a reaper of orphans is among them.
+        tools: the static programs that are bound into every sandbox.
         resolvers: name servers of sandboxes with a network.
     """
 
     volumes: Volumes
     networks: Networks
-    tools: Path
-    init: bool
+    tools: Tools
     resolvers: tuple[str, ...]
 
 
@@ -97,10 +96,10 @@ def _prepare(host: Host, places: Places, record: Record, image: Image, root: Pat
 
 def _host_side(host: Host, places: Places, record: Record) -> bundle.Host:
     return bundle.Host(
-        init=host.init and record.spec.security.init,
+        init=host.tools.init and record.spec.security.init,
         rootfs=places.rootfs,
         workspace=places.workspace,
-        tools=host.tools,
+        tools=host.tools.path,
         cgroup=places.cgroup.path,
         namespace=record.net.path if record.net else None,
     )

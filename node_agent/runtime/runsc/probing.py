@@ -5,12 +5,14 @@ import dataclasses
 import select
 import shutil
 import uuid
+from pathlib import Path
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
-from node_agent.host import accounts, busybox, reaper
+from node_agent.host import accounts, busybox, tools
 from node_agent.host.process import CommandError
+from node_agent.host.tools import Tools
 from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, Stream
 from node_agent.runtime.runsc import bundle, launcher
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
@@ -48,15 +50,14 @@ def probe(layout: Layout) -> Outcome:
     runsc = Runsc(layout.run)
     try:
         version = runsc.version()
-        busybox.provide(layout.tools)
-        init = reaper.provide(layout.tools) is not None
+        provided = tools.provide(layout.tools)
     except (CommandError, OSError) as error:
         raise RuntimeFailure(
             ErrorCode.UNSUPPORTED, f"the runsc runtime cannot run here: {error}; install gVisor and busybox-static"
         ) from error
     places = layout.places(f"probe-{uuid.uuid4().hex[:8]}")
     try:
-        return _examine(runsc, version, places, [] if init else [_NO_INIT])
+        return _examine(runsc, version, places, provided)
     except OSError as error:
         raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the probe of runsc failed: {error}") from error
     finally:
@@ -65,10 +66,11 @@ def probe(layout: Layout) -> Outcome:
             shutil.rmtree(places.directory)
 
 
-def _examine(runsc: Runsc, version: str, places: Places, notes: list[str]) -> Outcome:
-    _prepare(places)
-    runsc, more = _start(runsc, places)
-    notes += more
+def _examine(runsc: Runsc, version: str, places: Places, provided: Tools) -> Outcome:
+    _prepare(places, provided.path)
+    runsc, notes = _start(runsc, places)
+    if not provided.init:
+        notes.append(_NO_INIT)
     socket, checkpoint = True, True
     try:
         _test_socket(places)
@@ -86,13 +88,13 @@ def _examine(runsc: Runsc, version: str, places: Places, notes: list[str]) -> Ou
     return Outcome(Engine(runsc, socket), facts)
 
 
-def _prepare(places: Places) -> None:
+def _prepare(places: Places, programs: Path) -> None:
     """A bundle whose root file system is empty but for what gVisor mounts into it."""
     for directory in (places.rootfs, places.workspace, places.log(Stream.STDOUT).parent):
         directory.mkdir(parents=True)
     spec = SandboxSpec(id=places.sandbox_id, image="probe", cpus=1, memory_mb=256, network="bridge")
     process = bundle.FirstProcess((busybox.INSIDE, "sleep", "1000"), {}, "/", accounts.Account(1000, 1000))
-    host = bundle.Host(places.rootfs, places.workspace, places.layout.tools, False, places.cgroup.path, None)
+    host = bundle.Host(places.rootfs, places.workspace, programs, False, places.cgroup.path, None)
     launcher.write_bundle(places, bundle.config(spec, process, host))
 
 

@@ -14,7 +14,7 @@ import docker
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
-from node_agent.host import busybox, reaper
+from node_agent.host import busybox, tools
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
 from node_agent.host.process import CommandError
@@ -102,11 +102,10 @@ class RunscRuntime(SandboxRuntime):
 
     def _host(self) -> lifecycle.Host:
         try:
-            busybox.provide(self._layout.tools)
-            init = reaper.provide(self._layout.tools) is not None
+            provided = tools.provide(self._layout.tools)
         except (CommandError, OSError) as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"programs for the sandboxes: {error}") from error
-        return lifecycle.Host(self._volumes, self._networks, self._layout.tools, init, self._resolvers)
+        return lifecycle.Host(self._volumes, self._networks, provided, self._resolvers)
 
     def images(self) -> list[str]:
         return self._images.local()

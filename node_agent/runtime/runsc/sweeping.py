@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from node_agent.host import cgroup, loop, mounts
+from node_agent.host import cgroup, loop, mounts, tools
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.network import Networks
 from node_agent.runtime.runsc import launcher
@@ -59,6 +59,8 @@ def _partial_files(directory: Path) -> list[str]:
 def _remove_shared(layout: Layout) -> list[str]:
     """What all sandboxes share, once the last is gone."""
     gone = [f"control group /{cgroup.parent_name(layout.tag)}"] if cgroup.remove_parent(layout.tag) else []
+    if tools.release(layout.tools):
+        gone.append(f"mount of the programs in {layout.tools}")
     if layout.run.is_dir():
         shutil.rmtree(layout.run)
         gone.append(f"directory {layout.run}")
