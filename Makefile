@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 VENV := .venv/bin
 # `pytest` arguments of your own, e.g.  make test ARGS='-k placement -x'
-ARGS :=
+ARGS ?=
 
 help:  ## show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
