@@ -67,7 +67,8 @@ def _raise_open_files() -> int:
 def _listener(host: str, port: int) -> Iterator[socket.socket]:
     """A socket on the gateway's address, bound before anything else is touched; the server listens on it later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as made:
+    # Named, because asyncio turns Nagle off only on sockets that say they are TCP; with it, answers wait for 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((host, port))
