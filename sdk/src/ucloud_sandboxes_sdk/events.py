@@ -113,7 +113,7 @@ class EventReader:
 
     def _read(self, call: Call, read: Callable[[int], bytes]) -> bytes:
         # Only the read is guarded: what the caller raises between two events is the caller's.
-        with translated(f"{call.method} {call.path}", self._deadline):
+        with translated(self._transport.name(call), self._deadline):
             return read(BLOCK)
 
     def _line(self, line: bytes) -> Event | None:

@@ -147,11 +147,11 @@ class Transport:
         """
         left = deadline.remaining()
         if left <= 0:
-            raise DeadlineExceededError(f"{call.method} {call.path}: no time was left to send it")
+            raise DeadlineExceededError(f"{self.name(call)}: no time was left to send it")
         query = {key: value for key, value in call.query.items() if value is not None}
         url = self.base_url + call.path + ("?" + urlencode(query, doseq=True) if query else "")
         timeout = urllib3.Timeout(connect=min(CONNECT_TIMEOUT, left), read=stall or left)
-        with translated(f"{call.method} {call.path}", deadline):
+        with translated(self.name(call), deadline):
             response = self._connections().urlopen(
                 call.method,
                 url,
@@ -205,6 +205,10 @@ class Transport:
                     raise
             self.sleep(delay)
 
+    def name(self, call: Call) -> str:
+        """The call as error messages name it."""
+        return f"{call.method} {self.base_url}{call.path}"
+
     def _connections(self) -> urllib3.PoolManager:
         if self._process != os.getpid():
             with self._lock:
@@ -217,14 +221,14 @@ class Transport:
     def _body(self, call: Call, response: Response, deadline: Deadline, limit: int) -> bytes:
         parts: list[bytes] = []
         size = 0
-        with translated(f"{call.method} {call.path}", deadline), closing_response(response):
+        with translated(self.name(call), deadline), closing_response(response):
             while part := response.read1(FIRST_SIP if not parts else BLOCK):
                 parts.append(part)
                 size += len(part)
                 if size > limit:
-                    raise SandboxApiError(f"{call.method} {call.path}: the answer is larger than {limit} bytes")
+                    raise SandboxApiError(f"{self.name(call)}: the answer is larger than {limit} bytes")
                 if deadline.remaining() <= 0:
-                    raise DeadlineExceededError(f"{call.method} {call.path}: the answer did not end in time")
+                    raise DeadlineExceededError(f"{self.name(call)}: the answer did not end in time")
         return b"".join(parts)
 
     def _decoded(self, call: Call, response: Response, body: bytes) -> dict[str, Any]:
@@ -237,7 +241,7 @@ class Transport:
         if isinstance(value, dict):
             return value
         raise SandboxApiError(
-            f"{call.method} {call.path}: the answer is not a JSON object; is {self.base_url} a sandbox gateway?",
+            f"{self.name(call)}: the answer is not a JSON object; is {self.base_url} a sandbox gateway?",
             status_code=response.status,
             body={"error": body[:1000].decode(errors="replace")},
             headers=dict(response.headers),
@@ -293,5 +297,5 @@ def translated(what: str, deadline: Deadline) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    inner = error.__cause__ or error.__context__
-    return str(inner or error)
+    inner = error.__cause__ or error.__context__ or error
+    return (inner.strerror if isinstance(inner, OSError) else None) or str(inner)
