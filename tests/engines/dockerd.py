@@ -38,6 +38,16 @@ class Daemon:
 def private_daemon() -> Iterator[Daemon]:
     """A Docker daemon with both runtimes, alive inside the block."""
     directory = Path(tempfile.mkdtemp(prefix="sfd-", dir="/tmp"))
+    try:
+        with _running(directory) as daemon:
+            yield daemon
+    finally:
+        mounts.unmount_below(directory)
+        shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def _running(directory: Path) -> Iterator[Daemon]:
     engine = Engine(directory / "engine", directory / "docker.sock")
     log = directory / "dockerd.log"
     with log.open("wb") as output, _readiness(directory / "ready.sock") as (notify, ready):
@@ -54,8 +64,6 @@ def private_daemon() -> Iterator[Daemon]:
             yield Daemon(directory, engine.url, process.pid)
         finally:
             _stop(process)
-    mounts.unmount_below(directory)
-    shutil.rmtree(directory)
 
 
 @contextlib.contextmanager

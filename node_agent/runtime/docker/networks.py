@@ -5,7 +5,7 @@ their name, whether or not Docker keeps iptables rules of its own.
 """
 
 import ipaddress
-from pathlib import Path
+import socket
 from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
@@ -98,7 +98,7 @@ class DockerNetworks:
         )
 
     def _free_bridge(self) -> str:
-        taken = {entry.name for entry in Path("/sys/class/net").iterdir()}
+        taken = {name for _, name in socket.if_nameindex()}
         for slot in range(_MAX_SLOTS):
             name = f"{self._prefix}{slot:03x}"
             if name not in taken:

@@ -143,6 +143,7 @@ def test_image_without_a_shell(lab: Lab) -> None:
 
         assert box.run(busybox, "echo", "works").stdout == b"works\n"
         assert box.run(busybox, "sh", "-c", f"echo x >{busybox}", user="0").code != 0
+        assert box.run(busybox, "echo", "still works").stdout == b"still works\n"
 
 
 @also_on_runc

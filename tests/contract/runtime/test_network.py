@@ -1,11 +1,13 @@
 """Networks: nothing at all, or the public Internet and nothing private."""
 
+import fcntl
 import json
 import socket
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.contract.runtime.marks import also_on_runc
 PUBLIC = "203.0.113.7"
 METADATA = ("169.254.169.254", "100.100.100.200")
 PORT = 8080
+LOCK = Path("/run/lock/sandbox-fleet-test-network.lock")
 SERVER = f"""
 import socket
 with socket.create_server(("", {PORT})) as server:
@@ -55,6 +58,9 @@ def world(engines: None) -> Iterator[None]:
       ip -n {name} route add default via 203.0.113.1
     """
     server = None
+    # The addresses are the same in every run, so runs on one machine take turns.
+    lock = LOCK.open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         subprocess.run(["sh", "-ec", script], check=True, timeout=30)
         server = subprocess.Popen(["ip", "netns", "exec", name, sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
@@ -67,6 +73,7 @@ def world(engines: None) -> Iterator[None]:
             server.communicate()
         subprocess.run(["ip", "link", "delete", name], check=False, timeout=30)
         subprocess.run(["ip", "netns", "delete", name], check=False, timeout=30)
+        lock.close()
 
 
 @pytest.fixture(scope="module")
