@@ -266,7 +266,7 @@ class Stack:
         ids = [sandbox.id for sandbox in client.sandboxes()]
         if not ids:
             return
-        self._say(f"deleting {len(ids)} sandboxes")
+        self._say(f"deleting {len(ids)} sandbox{'es' if len(ids) > 1 else ''}")
         with ThreadPoolExecutor(DELETERS) as pool:
             list(pool.map(client.delete_sandbox, ids))
 
