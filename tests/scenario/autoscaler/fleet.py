@@ -318,6 +318,9 @@ class Fleet:
             rows = [intent for intent in self.journal.open_intents() if intent.pool == each.name]
             assert len(rows) <= each.max, f"{each.name} has {len(rows)} rows"
             live = {intent.name for intent in rows}
+            drained = {i.name for i in rows if i.state == "deleting" and "drained and empty" in i.detail}
+            for node, _ in self.gateway.placed.values():
+                assert self.gateway.records[node].instance not in drained, f"{node} was stopped with work on it"
             for machine in self.cloud.machines.values():
                 labels = machine.instance.labels
                 if labels.get("sandbox-fleet/pool") == each.name and machine.gone_at is None:

@@ -17,7 +17,7 @@ KINDS = tuple(ErrorKind)
 faults = st.tuples(st.sampled_from(METHODS), st.sampled_from(KINDS), st.sampled_from(list(Applied)))
 happening = st.one_of(
     st.tuples(st.just("wait"), st.integers(1, 20)),
-    st.tuples(st.just("ask"), st.integers(1, 6)),
+    st.tuples(st.just("ask"), st.integers(1, 12)),
     st.tuples(st.just("finish"), st.integers(0, 5)),
     st.tuples(st.just("crash"), st.integers(0, 12)),
     st.tuples(
@@ -116,7 +116,7 @@ def test_limits_hold_and_the_fleet_comes_to_rest(
 ) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
         fleet = Fleet(
-            Path(directory), pool(min=least, max=3, boot_seconds=90.0, idle_seconds=20.0), silent_seconds=400.0
+            Path(directory), pool(min=least, max=2, boot_seconds=90.0, idle_seconds=20.0), silent_seconds=400.0
         )
         try:
             world = World(fleet)
