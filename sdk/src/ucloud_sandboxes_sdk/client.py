@@ -95,7 +95,7 @@ class SandboxClient:
         self,
         spec: SandboxSpec | None = None,
         *,
-        request_timeout_seconds: float = create.CREATE_TIMEOUT,
+        request_timeout_seconds: float | None = None,
         on_progress: create.OnCreateProgress | None = None,
         **fields: Any,
     ) -> SandboxHandle:
@@ -103,7 +103,7 @@ class SandboxClient:
 
         Args:
             spec: what is wanted.
-            request_timeout_seconds: how long to ask again while there is no room or the create goes on.
+            request_timeout_seconds: how long to ask again while there is no room or the create goes on; 600 by default.
             on_progress: called before each new try, with why the last one did not do.
             **fields: fields of the spec by name, in its place or over it; ``None`` never replaces.  Without an ``id``
                 one is made.
@@ -119,7 +119,8 @@ class SandboxClient:
         """
         payload = (spec.to_dict() if spec else {}) | wire_fields(fields)
         payload.setdefault("id", f"sandbox-{uuid4().hex}")
-        answer = create.create(self.transport, payload, request_timeout_seconds, on_progress)
+        limit = create.CREATE_TIMEOUT if request_timeout_seconds is None else request_timeout_seconds
+        answer = create.create(self.transport, payload, limit, on_progress)
         record = answer.get("sandbox")
         if not isinstance(record, dict):
             raise SandboxApiError("the service answered a create without a sandbox", body=answer)
