@@ -157,6 +157,8 @@ class Instance:
     address: str | None = None
     adopted: bool = False
     """``create`` found it already there under the same operation."""
+    detail: str = ""
+    """What the provider says about where it stands, for people; nothing is decided by it."""
 
 
 @dataclass(frozen=True)
