@@ -41,7 +41,7 @@ def freeze(engine: Engine, places: Places, record: Record, action: str) -> Recor
     if record.state is wanted:
         return record
     # The engine counts pauses, and a resume too many would end the sandbox: a crash in between must leave a trace.
-    record.but(settling=True).save(places.directory)
+    places.settling.touch()
     try:
         if engine.socket:
             places.control.pause() if action == "pause" else places.control.resume()
@@ -51,18 +51,19 @@ def freeze(engine: Engine, places: Places, record: Record, action: str) -> Recor
         raise RuntimeFailure(
             ErrorCode.SANDBOX_NOT_RUNNING, f"{action} of sandbox {places.sandbox_id} failed: {error}"
         ) from error
-    record = record.but(state=wanted, settling=False)
+    record = record.but(state=wanted)
     record.save(places.directory)
+    places.settling.unlink()
     return record
 
 
 def settle(places: Places, record: Record) -> Record:
     """The record with its true state, after a pause or resume that a crash may have cut short."""
-    if not record.settling:
+    if not places.settling.exists():
         return record
-    state = EngineState.RUNNING if _answers(places) else EngineState.PAUSED
-    record = record.but(state=state, settling=False)
+    record = record.but(state=EngineState.RUNNING if _answers(places) else EngineState.PAUSED)
     record.save(places.directory)
+    places.settling.unlink()
     return record
 
 
@@ -127,6 +128,6 @@ def settle_checkpoint(places: Places, record: Record) -> Record:
         RuntimeFailure: ``BUSY`` when they do not end.
     """
     launcher.kill(places)
-    record = record.but(state=EngineState.CHECKPOINTED, sentry_pid=None, settling=False)
+    record = record.but(state=EngineState.CHECKPOINTED, sentry_pid=None)
     record.save(places.directory)
     return record

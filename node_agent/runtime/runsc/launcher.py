@@ -80,11 +80,12 @@ def unmount(places: Places) -> None:
 
 
 def forget_files(places: Places) -> None:
-    """Removes bundle, checkpoint and engine log.  Idempotent."""
+    """Removes what belongs to one incarnation: bundle, checkpoint, engine log.  Idempotent."""
     for directory in (places.bundle, places.checkpoint):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
-    places.engine_log.unlink(missing_ok=True)
+    for file in (places.engine_log, places.settling):
+        file.unlink(missing_ok=True)
 
 
 def sentry_handle(places: Places, pid: int | None) -> int | None:

@@ -82,6 +82,11 @@ class Places:
         return self.directory / "deleting"
 
     @property
+    def settling(self) -> Path:
+        """There while a pause or resume was begun and its end is not in the record yet."""
+        return self.directory / "settling"
+
+    @property
     def volume(self) -> Volume:
         return Volume(self.directory)
 

@@ -116,7 +116,7 @@ def _not_started(places: Places, error: Exception) -> RuntimeFailure:
     return RuntimeFailure(code, message, reason=DeathReason.START_ERROR)
 
 
-def take_down(host: Host, places: Places, record: Record | None) -> None:
+def take_down(networks: Networks, places: Places, record: Record | None) -> None:
     """Ends processes, network and root file system; volume and record stay.  Idempotent.
 
     Raises:
@@ -124,12 +124,12 @@ def take_down(host: Host, places: Places, record: Record | None) -> None:
     """
     launcher.kill(places)
     if record is not None and record.net is not None:
-        host.networks.remove(record.net)
+        networks.remove(record.net)
     launcher.unmount(places)
     launcher.forget_files(places)
 
 
-def erase(host: Host, places: Places) -> None:
+def erase(networks: Networks, places: Places) -> None:
     """Removes every trace.  Idempotent.
 
     Raises:
@@ -139,23 +139,23 @@ def erase(host: Host, places: Places) -> None:
         record = Record.load(places.directory)
     except ValueError:
         record = None  # damaged: its network, if it had one, is left to the sweep
-    take_down(host, places, record)
+    take_down(networks, places, record)
     places.volume.destroy()
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(places.directory)
 
 
-def fail(host: Host, places: Places, record: Record, failure: RuntimeFailure, *, keep: bool) -> None:
+def fail(networks: Networks, places: Places, record: Record, failure: RuntimeFailure, *, keep: bool) -> None:
     """Cleans up after a start that failed.
 
     Args:
         keep: whether an earlier generation's workspace is there and has to stay.
     """
     if not keep:
-        erase(host, places)
+        erase(networks, places)
         return
     current = Record.load(places.directory) or record  # the network may have been made since
-    take_down(host, places, current)
+    take_down(networks, places, current)
     reason = failure.reason or DeathReason.START_ERROR
     death = Death(reason, None, failure.message, datetime.now(UTC))
     current.but(state=EngineState.DEAD, net=None, sentry_pid=None, death=death).save(places.directory)

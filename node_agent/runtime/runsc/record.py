@@ -19,8 +19,7 @@ class Record(BaseModel):
     """One sandbox as last settled.
 
     Attributes:
-        state: ``paused`` and ``running`` are written after the engine did it; see `Record.settling`.
-        settling: a pause or resume was begun and its end was not written yet.
+        state: ``paused`` and ``running`` are written after the engine did it; see `Places.settling`.
         sentry_pid: host pid of the sandbox's kernel.
         image_env: the image's own environment.
         account, working_dir: of the first process; what an exec starts from.
@@ -34,7 +33,6 @@ class Record(BaseModel):
     spec: SandboxSpec
     spec_hash: str
     state: EngineState
-    settling: bool = False
     image_id: str | None = None
     image_digest: str | None = None
     sentry_pid: int | None = None

@@ -169,17 +169,17 @@ class RunscRuntime(SandboxRuntime):
 
     def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], Record]) -> Record:
         """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
-        earlier, host = self._load(places), self._host()
+        earlier = self._load(places)
         keep = earlier is not None and places.volume.image.exists()
         try:
             self._supervisor.forget(slot)
             if earlier is None:
-                lifecycle.erase(host, places)  # of a delete or a create that a crash cut short
+                lifecycle.erase(self._networks, places)  # of a delete or a create that a crash cut short
             else:
-                lifecycle.take_down(host, places, earlier)
+                lifecycle.take_down(self._networks, places, earlier)
             record = bring_up()
         except RuntimeFailure as failure:
-            lifecycle.fail(host, places, Record.of(order), failure, keep=keep)
+            lifecycle.fail(self._networks, places, Record.of(order), failure, keep=keep)
             raise
         self._supervisor.watch(slot, places, record)
         return record
@@ -195,7 +195,7 @@ class RunscRuntime(SandboxRuntime):
             raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
         try:
             self._supervisor.forget(slot)
-            lifecycle.erase(self._host(), places)
+            lifecycle.erase(self._networks, places)
         finally:
             slot.lock.release()
             slot.tell()

@@ -158,6 +158,23 @@ def test_delete_that_a_crash_cut_short_is_finished_by_the_sweep(bench: Bench) ->
     assert places.cgroup.pids() == set()
 
 
+@pytest.mark.parametrize(("frozen", "state"), [(True, EngineState.PAUSED), (False, EngineState.RUNNING)])
+def test_pause_that_a_crash_cut_short_is_settled_by_asking(
+    bench: Bench, box: str, docker_daemon: Daemon, frozen: bool, state: EngineState
+) -> None:
+    places = bench.runtime._layout.places(box)
+    places.settling.touch()
+    if frozen:
+        places.control.pause()
+    restarted = RunscRuntime(bench.root, tag=bench.tag, base_url=docker_daemon.url)
+
+    with contextlib.closing(restarted):
+        assert {found.order.sandbox_id: found.state for found in restarted.found()}[box] is state
+        restarted.resume(box)
+
+    assert bench.run(box, "echo goes on") == (Exit(0), b"goes on\n")
+
+
 @pytest.fixture
 def command_line(bench: Bench) -> Iterator[Bench]:
     """The runtime as it is where the control socket failed its test."""
