@@ -21,7 +21,7 @@ from gateway.cli.failure import CommandFailed
 
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
-STEADY_AFTER: Final = 60.0  # a child that lived this long starts again with the first delay
+STEADY_AFTER: Final = 15.0  # a child that lived this long starts again with the first delay
 PROBE_FIRST: Final = 0.05
 PROBE_LONGEST: Final = 0.5
 LOG_BYTES: Final = 16 * 1024 * 1024  # of one child's log; the part before is kept once, as NAME.log.1
