@@ -184,7 +184,10 @@ class Executor:
         preparation = self._preparations[intent.pool]
         left = int(intent.deadline - now)
         request = JoinTokenRequest(
-            instance=intent.name, pool=intent.pool, ttl_seconds=max(TOKEN_LEAST, min(TOKEN_MOST, left))
+            instance=intent.name,
+            pool=intent.pool,
+            ttl_seconds=max(TOKEN_LEAST, min(TOKEN_MOST, left)),
+            operation_id=intent.operation_id,
         )
         token = self._gateway.join_token(request).token
         role = self._pools[intent.pool].role

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gateway.core.model import Node
-from gateway.wire.nodes import Heartbeat
+from gateway.wire.nodes import BootStages, Heartbeat
 from gateway.wire.states import NODE_TRANSITIONS, NodeState, next_state
 
 N = NodeState
@@ -66,8 +66,18 @@ def heard(node: Node, beat: Heartbeat, now: datetime) -> Node:
             beats=node.beats + 1,
             boot_id=beat.boot_id,
             sequence=beat.sequence,
+            stages=_came_up(node, now),
         )
     )
+
+
+def _came_up(node: Node, now: datetime) -> BootStages | None:
+    """The stages, the first heartbeat among them once it is there."""
+    stages = node.stages
+    if stages is None or stages.registered is None or stages.heartbeat is not None:
+        return stages
+    since = max(0.0, (now - node.registered_at).total_seconds())
+    return stages.model_copy(update={"heartbeat": stages.registered + since})
 
 
 def capacity_changed(before: Node, after: Node) -> bool:
@@ -83,4 +93,7 @@ def in_state(node: Node, state: NodeState) -> Node:
 
 def rejoined(node: Node, fresh: Node) -> Node:
     """A known node whose instance registers again: what the agent says anew, what the operator decided before."""
-    return opened(replace(fresh, id=node.id, version=node.version, state=node.state, draining=node.draining))
+    stages = node.stages if node.operation_id == fresh.operation_id and node.stages is not None else fresh.stages
+    return opened(
+        replace(fresh, id=node.id, version=node.version, state=node.state, draining=node.draining, stages=stages)
+    )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gateway.wire.errors import ErrorCode
-from gateway.wire.nodes import Pressure, RuntimeReport
+from gateway.wire.nodes import BootStages, Pressure, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
@@ -103,6 +103,9 @@ class Node:
     """Heartbeats ever taken in; a change of it is a sign of life, whichever gateway took it."""
     boot_id: str | None = None
     sequence: int = 0
+    operation_id: str | None = None
+    """The order that its instance came from."""
+    stages: BootStages | None = None
 
     @property
     def open_state(self) -> NodeState:
@@ -145,3 +148,5 @@ class JoinGrant:
     expires_at: datetime
     used_at: datetime | None = None
     node_id: str | None = None
+    operation_id: str | None = None
+    created_at: datetime | None = None

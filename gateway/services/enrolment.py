@@ -37,7 +37,12 @@ def enrol(session: Session, enrolment: Enrolment) -> Node:
         ApiError: ``UNAUTHORIZED``, ``FORBIDDEN``, ``TOKEN_USED``.
     """
     request, now = enrolment.request, enrolment.now
-    grant = _valid_grant(session, enrolment)
+    grant = valid_grant(session, enrolment.join_sha256, now)
+    if grant.instance != request.instance:
+        raise ApiError(
+            ErrorCode.FORBIDDEN,
+            f"the join token was made for another instance than {request.instance}; ask for one of its own",
+        )
     known = nodes.of_instance(session, request.instance)
     fresh = Node(
         id=enrolment.node_id,
@@ -49,6 +54,8 @@ def enrol(session: Session, enrolment: Enrolment) -> Node:
         total=request.total,
         runtimes=tuple(request.runtimes),
         registered_at=now,
+        operation_id=grant.operation_id,
+        stages=request.stages,
     )
     node = nodes.add(session, fresh) if known is None else nodes.save(session, known, liveness.rejoined(known, fresh))
     tokens.revoke_of_node(session, node.id, now)
@@ -79,24 +86,29 @@ def check_url(node_url: str) -> None:
         )
 
 
-def _valid_grant(session: Session, enrolment: Enrolment) -> JoinGrant:
-    grant = nodes.grant_of(session, enrolment.join_sha256)
+def valid_grant(session: Session, join_sha256: str, now: datetime) -> JoinGrant:
+    """What the join token with this hash allows, if it allows anything still.
+
+    Raises:
+        ApiError: ``UNAUTHORIZED`` (unknown, expired, or of an older order of its instance), ``TOKEN_USED``.
+    """
+    grant = nodes.grant_of(session, join_sha256)
     if grant is None:
         raise ApiError(ErrorCode.UNAUTHORIZED, "the join token is not known here; ask for a new one")
-    if grant.instance != enrolment.request.instance:
-        raise ApiError(
-            ErrorCode.FORBIDDEN,
-            f"the join token was made for another instance than {enrolment.request.instance}; ask for one of its own",
-        )
     if grant.used_at is not None and not _answer_was_lost(session, grant):
         raise ApiError(
             ErrorCode.TOKEN_USED,
             f"the join token of instance {grant.instance} was used at {grant.used_at.isoformat()}; ask for a new one",
         )
-    if grant.expires_at <= enrolment.now:
+    if grant.expires_at <= now:
         raise ApiError(
             ErrorCode.UNAUTHORIZED,
             f"the join token of instance {grant.instance} expired at {grant.expires_at.isoformat()}; ask for a new one",
+        )
+    if nodes.newer_operation(session, grant):
+        raise ApiError(
+            ErrorCode.UNAUTHORIZED,
+            f"instance {grant.instance} was ordered again since this join token was made; only the new one may join",
         )
     return grant
 

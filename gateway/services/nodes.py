@@ -66,7 +66,11 @@ class NodeService:
         """A secret with which one instance may register once."""
         now = self._rim.clock.now()
         grant = JoinGrant(
-            self._rim.new_id(), request.instance, request.pool, now + timedelta(seconds=request.ttl_seconds)
+            self._rim.new_id(),
+            request.instance,
+            request.pool,
+            now + timedelta(seconds=request.ttl_seconds),
+            operation_id=request.operation_id,
         )
         secret = new_secret("j")
         await self._rim.ledger.db.write(lambda session: nodes.add_grant(session, grant, sha256_of(secret), now))

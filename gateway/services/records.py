@@ -57,6 +57,8 @@ def node_record(load: NodeLoad) -> NodeRecord:
         registered_at=node.registered_at,
         heartbeat_at=node.heartbeat_at,
         idle_since=load.idle_since,
+        operation_id=node.operation_id,
+        stages=node.stages,
     )
 
 

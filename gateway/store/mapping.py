@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from gateway.core.model import JoinGrant, Node, Sandbox, Token
 from gateway.store.tables import JoinTokenRow, NodeRow, SandboxRow, TokenRow
 from gateway.wire.errors import ErrorCode
-from gateway.wire.nodes import Pressure, RuntimeReport
+from gateway.wire.nodes import BootStages, Pressure, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
@@ -30,7 +30,7 @@ def _spec(text: str) -> SandboxSpec:
 
 
 _SANDBOX_PLAIN = frozenset(field.name for field in fields(Sandbox)) - {"spec", "state", "reason", "error"}
-_NODE_PLAIN = frozenset(field.name for field in fields(Node)) - {"state", "total", "runtimes", "pressure"}
+_NODE_PLAIN = frozenset(field.name for field in fields(Node)) - {"state", "total", "runtimes", "pressure", "stages"}
 
 
 def sandbox_of(row: SandboxRow) -> Sandbox:
@@ -69,6 +69,7 @@ def node_of(row: NodeRow) -> Node:
         total=_shape(row.total),
         runtimes=_runtimes(row.runtimes),
         pressure=Pressure.model_validate_json(row.pressure),
+        stages=None if row.stages is None else BootStages.model_validate_json(row.stages),
         **{name: getattr(row, name) for name in _NODE_PLAIN},
     )
 
@@ -81,6 +82,7 @@ def node_columns(node: Node) -> dict[str, Any]:
         "total": node.total.model_dump_json(),
         "runtimes": json.dumps([report.model_dump(mode="json") for report in node.runtimes]),
         "pressure": node.pressure.model_dump_json(),
+        "stages": node.stages and node.stages.model_dump_json(),
     }
 
 

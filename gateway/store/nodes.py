@@ -105,6 +105,7 @@ def add_grant(session: Session, grant: JoinGrant, sha256: str, created_at: datet
             pool=grant.pool,
             created_at=created_at,
             expires_at=grant.expires_at,
+            operation_id=grant.operation_id,
         )
     )
 
@@ -113,6 +114,17 @@ def grant_of(session: Session, sha256: str) -> JoinGrant | None:
     """The join token with this hash."""
     row = session.scalars(select(JoinTokenRow).where(col(JoinTokenRow.sha256) == sha256)).first()
     return None if row is None else join_grant_of(row)
+
+
+def newer_operation(session: Session, grant: JoinGrant) -> bool:
+    """Whether a join token was made later for another operation of the same instance."""
+    other = col(JoinTokenRow.operation_id)
+    statement = select(func.count()).where(
+        col(JoinTokenRow.instance) == grant.instance,
+        col(JoinTokenRow.created_at) > grant.created_at,
+        other.is_not(None) if grant.operation_id is None else other != grant.operation_id,
+    )
+    return session.scalar(statement.select_from(JoinTokenRow)) != 0
 
 
 def use_grant(session: Session, grant: JoinGrant, node_id: str, now: datetime) -> None:

@@ -80,6 +80,8 @@ class NodeRow(SQLModel, table=True):
     beats: int = 0
     boot_id: str | None = None
     sequence: int = 0
+    operation_id: str | None = None
+    stages: str | None = Field(default=None, sa_type=Text)
 
 
 class TokenRow(SQLModel, table=True):
@@ -110,6 +112,23 @@ class JoinTokenRow(SQLModel, table=True):
     expires_at: datetime
     used_at: datetime | None = None
     node_id: str | None = None
+    operation_id: str | None = None
+
+
+class PreparedRow(SQLModel, table=True):
+    """Units of capacity that were asked for before anything needs them."""
+
+    __tablename__ = "prepared"
+
+    id: str = Field(primary_key=True)
+    kind: str
+    shape: str = Field(sa_type=Text)
+    image: str | None = None
+    count: int
+    """Units that nobody has claimed yet."""
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime
 
 
 class CeilingRow(SQLModel, table=True):

@@ -34,6 +34,27 @@ class Pressure(Request):
     io: float | None = None
 
 
+class BootStages(Request):
+    """How long a new machine took, stage by stage: seconds from the start of its kernel.
+
+    Counted on the machine's own monotonic clock, so that a wall clock that is not set yet does no harm.  A stage is
+    null where it did not happen, such as the installation on a prepared image.
+    """
+
+    cloud_init: float | None = Field(default=None, ge=0, strict=False)
+    """The bootstrap script began."""
+    engines: float | None = Field(default=None, ge=0, strict=False)
+    """All engines are installed."""
+    bundle: float | None = Field(default=None, ge=0, strict=False)
+    """The node agent was fetched from the gateway and is installed."""
+    agent: float | None = Field(default=None, ge=0, strict=False)
+    """The node agent's process began."""
+    registered: float | None = Field(default=None, ge=0, strict=False)
+    """It introduced itself."""
+    heartbeat: float | None = Field(default=None, ge=0, strict=False)
+    """The gateway took in its first heartbeat; the gateway's own addition."""
+
+
 class RegisterRequest(Request):
     """A node introduces itself.  Sent with the join token as bearer."""
 
@@ -45,6 +66,8 @@ class RegisterRequest(Request):
     total: Shape
     runtimes: list[RuntimeReport]
     labels: dict[str, str] = {}
+    stages: BootStages | None = None
+    """How the machine came up; null where nothing measured it."""
 
 
 class RegisterAnswer(Answer):
@@ -121,6 +144,8 @@ class JoinTokenRequest(Request):
     instance: str
     pool: str
     ttl_seconds: int = Field(default=3600, ge=1, le=86400)
+    operation_id: str | None = Field(default=None, min_length=1, max_length=128)
+    """The order of this very instance.  A token for another operation of the same instance ends all older ones."""
 
 
 class JoinToken(Answer):
@@ -151,6 +176,10 @@ class NodeRecord(Answer):
     heartbeat_at: Timestamp | None = None
     idle_since: Timestamp | None = None
     """Since when no sandbox is there; null while one is."""
+    operation_id: str | None = None
+    """The order that its instance came from, where its join token was bound to one."""
+    stages: BootStages | None = None
+    """How long its machine took to come up."""
 
 
 class NodeList(Answer):
