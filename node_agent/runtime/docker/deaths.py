@@ -41,9 +41,9 @@ class Deaths:
             DockerException: the engine cannot be reached.
         """
         with self._lock:
-            self._callbacks.setdefault(container, []).append(callback)
             if self._stream is None:
                 self._follow()
+            self._callbacks.setdefault(container, []).append(callback)
         return lambda: self._forget(container, callback)
 
     def close(self) -> None:
@@ -55,8 +55,12 @@ class Deaths:
 
     def _follow(self) -> None:
         client = self._api.new_client()
-        # The engine repeats what happened since then, so nothing is missed while the call is on its way.
-        self._stream = client.events(since=int(time.time()) - 1, filters=self._filters, decode=True)
+        try:
+            # The engine repeats what happened since then, so nothing is missed while the call is on its way.
+            self._stream = client.events(since=int(time.time()) - 1, filters=self._filters, decode=True)
+        except BaseException:
+            client.close()
+            raise
         threading.Thread(target=self._listen, args=(client, self._stream), name="docker-deaths", daemon=True).start()
 
     def _listen(self, client: Any, stream: Iterator[dict[str, Any]]) -> None:

@@ -42,15 +42,15 @@ class Execs:
             "stdin": command.stdin,
         }
         argv = [BUSYBOX, "sh", "-c", scripts.EXEC, "sh", BUSYBOX, prefix, directory, *command.argv]
-        exec_id, stream = self._open(inspected, argv, options)
-        return DockerExec(
-            stream,
-            prefix,
-            command.argv[0],
-            directory,
-            self._signaller(inspected, record),
-            _Watch(self, inspected["Id"], exec_id, stream),
-        )
+        # Watched before it exists, so that a death right after its start is not missed.
+        watch = _Watch(self, inspected["Id"])
+        try:
+            exec_id, stream = self._open(inspected, argv, options)
+        except BaseException:
+            watch.stop()
+            raise
+        watch.found(exec_id, stream)
+        return DockerExec(stream, prefix, command.argv[0], directory, self._signaller(inspected, record), watch)
 
     def _running(self, record: Record) -> dict[str, Any]:
         inspected = self.containers.inspect(record.sandbox_id, record.generation)
@@ -110,15 +110,30 @@ class Execs:
 class _Watch:
     """Hangs an exec's stream up when its container ends."""
 
-    def __init__(self, execs: Execs, container: str, exec_id: str, stream: Hijacked) -> None:
+    def __init__(self, execs: Execs, container: str) -> None:
         self._execs = execs
         self._container = container
+        self._exec_id = ""
+        self._stream: Hijacked | None = None
+        self._dead = False
+        with calling(f"events of container {container[:12]}"):
+            self.stop = execs.deaths.register(container, self._died)
+
+    def found(self, exec_id: str, stream: Hijacked) -> None:
+        """The exec has begun."""
         self._exec_id = exec_id
-        self.stop = execs.deaths.register(container, stream.hang_up)
+        self._stream = stream
+        if self._dead:
+            stream.hang_up()
 
     def lost(self) -> Lost:
         """What became of the exec."""
         return self._execs.without_mark(self._container, self._exec_id)
+
+    def _died(self) -> None:
+        self._dead = True
+        if self._stream is not None:
+            self._stream.hang_up()
 
 
 def not_running(sandbox_id: str) -> RuntimeFailure:

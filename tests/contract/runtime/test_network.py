@@ -138,12 +138,12 @@ def test_docker_socket_is_not_inside(online: Box) -> None:
 
 
 def test_networks_go_with_their_sandboxes(lab: Lab, world: None) -> None:
-    before = _interfaces()
+    before = _interfaces(lab)
     with lab.sandbox(network="bridge"):
-        assert _interfaces() - before
-    assert _interfaces() == before
+        assert _interfaces(lab) - before
+    assert _interfaces(lab) == before
 
 
-def _interfaces() -> set[str]:
+def _interfaces(lab: Lab) -> set[str]:
     done = subprocess.run(["ip", "-json", "link"], capture_output=True, check=True, timeout=15)
-    return {entry["ifname"] for entry in json.loads(done.stdout)}
+    return {entry["ifname"] for entry in json.loads(done.stdout) if lab.tag in entry["ifname"]}
