@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from ucloud_sandboxes_sdk import (
     ExecLostError,
     Image,
+    NodeUnreachableError,
     SandboxApiError,
     SandboxClient,
     SandboxHandle,
@@ -18,6 +19,7 @@ from ucloud_sandboxes_sdk import (
 
 PATIENCE: Final = 180.0  # seconds for one step, in which the daemons come back several times
 PAUSE: Final = 0.2
+MAYBE_RUN: Final = (ExecLostError, NodeUnreachableError, TransportError)
 START: Final = "echo started >> /workspace/starts; exec sleep 600"
 
 Got = TypeVar("Got")
@@ -37,8 +39,13 @@ class Record:
             self.retries += 1
 
 
-def patiently(call: Callable[[], Got], record: Record) -> Got:
-    """Repeats a call that may be repeated, as long as its refusals say that this can help.
+def patiently(call: Callable[[], Got], record: Record, *, unknown: tuple[type[SandboxApiError], ...] = ()) -> Got:
+    """Repeats a call as long as its refusals say that this can help.
+
+    Args:
+        call: what to do.
+        record: counts the repetitions.
+        unknown: errors that leave open what happened, for a call that may happen twice.
 
     Raises:
         SandboxApiError: a refusal for good, or no success within `PATIENCE`.
@@ -48,9 +55,7 @@ def patiently(call: Callable[[], Got], record: Record) -> Got:
         try:
             return call()
         except SandboxApiError as error:
-            # Whether the exec of a broken call ran is not known; the command here may run twice.
-            again = error.retryable or isinstance(error, ExecLostError | TransportError)
-            if not again or time.monotonic() > end:
+            if not (error.retryable or isinstance(error, unknown)) or time.monotonic() > end:
                 raise
             record.retried()
             time.sleep(error.retry_after_seconds or PAUSE)
@@ -68,7 +73,7 @@ def cycle(client: SandboxClient, sandbox_id: str, image: str, record: Record) ->
     )
     try:
         sandbox = patiently(lambda: client.create_sandbox(spec), record)
-        starts = patiently(lambda: _starts(sandbox), record)
+        starts = patiently(lambda: _starts(sandbox), record, unknown=MAYBE_RUN)
         if starts != "started\n":
             record.wrong.append(f"{sandbox_id} was started {starts.count('started')} times")
         patiently(sandbox.delete, record)
