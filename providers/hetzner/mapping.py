@@ -1,0 +1,187 @@
+"""The API's words and the port's, both ways."""
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from hcloud.helpers.labels import LabelValidator
+
+from providers.base import Create, ErrorKind, Instance, Offer, Phase, Resources
+from providers.hetzner.answers import Pricing, Server, ServerType, TypeLocation
+from providers.hetzner.errors import refusal
+from providers.hetzner.settings import HetznerSettings
+
+PREFIX: Final = "sandbox-fleet"
+DEPLOYMENT: Final = f"{PREFIX}/deployment"
+OPERATION: Final = f"{PREFIX}/op"
+IMAGE: Final = f"{PREFIX}/image"
+"""Id of the snapshot that an instance was made from."""
+RESERVED_PREFIX: Final = "hetzner.cloud/"
+MAX_USER_DATA: Final = 32_768  # bytes as sent; the API's own bound
+NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""RFC 1123, without dots."""
+
+# Of a GB that is sold a guest sees less: of 32 GB it was 31,326 MiB.  Decimal GB are below that, and true for disks.
+MIB_PER_GB: Final = Decimal(10**9) / Decimal(2**20)
+
+_BEFORE_RUNNING: Final = frozenset({"initializing", "starting"})
+_DOWN: Final = frozenset({"off", "stopping", "rebuilding"})
+_LEAVING: Final = "deleting"
+_RUNNING: Final = "running"
+
+
+def selector(deployment: str) -> str:
+    """Finds what an operation of the deployment made; neither its gateway nor anything else that Terraform made."""
+    return f"{DEPLOYMENT}=={deployment},{OPERATION}"
+
+
+def is_ours(labels: Mapping[str, str], deployment: str) -> bool:
+    """The same as `selector`, looked at here."""
+    return labels.get(DEPLOYMENT) == deployment and OPERATION in labels
+
+
+def phase(server: Server, now: datetime, newborn_seconds: float) -> Phase:
+    """Where a server stands.
+
+    Every server passes ``initializing`` and ``off`` before it is started, so ``off`` alone tells nothing.  The API does
+    not remember whether a server has run; an ``off`` server is taken for newborn while an action is at work on it
+    (``locked``) or while it is younger than ``newborn_seconds``, and for lost afterwards.  States that say nothing
+    about what runs inside (``migrating``, ``unknown``, and any new one) leave it where its age puts it.
+
+    Args:
+        server: as listed.
+        now: by the provider's clock, as ``server.created`` is.
+        newborn_seconds: see `HetznerSettings`.
+    """
+    if server.status == _RUNNING:
+        return Phase.RUNNING
+    if server.status == _LEAVING:
+        return Phase.STOPPING
+    if server.status in _BEFORE_RUNNING:
+        return Phase.BOOTING
+    is_newborn = now - server.created < timedelta(seconds=newborn_seconds)
+    if server.status in _DOWN:
+        return Phase.BOOTING if is_newborn or (server.status == "off" and server.locked) else Phase.LOST
+    return Phase.BOOTING if is_newborn else Phase.RUNNING
+
+
+def address(server: Server, settings: HetznerSettings) -> str | None:
+    """Where the server is reached, as soon as it has that address."""
+    if settings.told == "private":
+        return next((net.ip for net in server.private_net if net.network in settings.networks), None)
+    public = server.public_net
+    if public.ipv4 is not None:
+        return public.ipv4.ip
+    if public.ipv6 is None:
+        return None
+    # A server gets a /64 and answers on the first address in it.
+    return str(ipaddress.ip_network(public.ipv6.ip, strict=False)[1])
+
+
+def instance(server: Server, now: datetime, settings: HetznerSettings) -> Instance:
+    """The server in the port's terms."""
+    return Instance(
+        id=str(server.id),
+        name=server.name,
+        labels=dict(server.labels),
+        phase=phase(server, now, settings.newborn_seconds),
+        type=server.server_type.name,
+        location=server.location.name,
+        created_at=server.created,
+        address=address(server, settings),
+    )
+
+
+def offers(types: Iterable[ServerType], pricing: Pricing, settings: HetznerSettings, now: datetime) -> list[Offer]:
+    """The catalogue, one offer for each type and location."""
+    found: list[Offer] = []
+    for kind in types:
+        if kind.architecture != settings.architecture or (settings.types and kind.name not in settings.types):
+            continue
+        resources = Resources(
+            cpus=float(kind.cores),
+            memory_mb=int(kind.memory * MIB_PER_GB),
+            disk_mb=int(kind.disk * MIB_PER_GB),
+        )
+        for place in kind.locations:
+            if settings.locations and place.name not in settings.locations:
+                continue
+            gone_after = place.deprecation.unavailable_after if place.deprecation is not None else None
+            found.append(
+                Offer(
+                    type=kind.name,
+                    location=place.name,
+                    resources=resources,
+                    price_per_hour=_price(kind, place, pricing, settings),
+                    available=place.available and (gone_after is None or now < gone_after),
+                    gone_after=gone_after,
+                )
+            )
+    return found
+
+
+def _price(kind: ServerType, place: TypeLocation, pricing: Pricing, settings: HetznerSettings) -> Decimal | None:
+    """Net Euro per hour with the address; ``None`` where either is unknown."""
+    if pricing.currency != "EUR":
+        return None
+    prices = {price.location: price.price_hourly.net for price in kind.prices}
+    price = prices.get(place.name)
+    if price is None or not settings.ipv4:
+        return price
+    for ip in pricing.primary_ips:
+        for each in ip.prices if ip.type == "ipv4" else ():
+            if each.location == place.name:
+                return price + each.price_hourly.net
+    return None
+
+
+def order(want: Create, image: str | int, settings: HetznerSettings, *, pinned: bool) -> dict[str, object]:
+    """The body of a create.
+
+    Args:
+        want: checked here against what the API would refuse.
+        image: what it boots from.
+        settings: keys, networks and addresses.
+        pinned: whether ``image`` was chosen among several, and is to be told by a label.
+
+    Raises:
+        ProviderError: `ErrorKind.CONFIG`: the API would refuse it.
+    """
+    size = len(want.user_data.encode())
+    if size > MAX_USER_DATA:
+        raise refusal(ErrorKind.CONFIG, f"user data of {want.name} has {size} bytes; {MAX_USER_DATA} are allowed")
+    if NAME.fullmatch(want.name) is None:
+        raise refusal(ErrorKind.CONFIG, f"{want.name!r} is no name for a server: at most 63 of a-z, 0-9 and -")
+    labels = {**want.labels, DEPLOYMENT: want.deployment, OPERATION: want.operation_id}
+    if pinned:
+        labels[IMAGE] = str(image)
+    fine, problem = LabelValidator.validate_verbose(labels)
+    if reserved := [key for key in labels if key.startswith(RESERVED_PREFIX)]:
+        fine, problem = False, f"the prefix of {reserved[0]} is Hetzner's own"
+    if not fine:
+        raise refusal(ErrorKind.CONFIG, f"{want.name}: {problem}")
+    body: dict[str, object] = {
+        "name": want.name,
+        "server_type": want.type,
+        "location": want.location,
+        "image": image,
+        "labels": labels,
+        "start_after_create": True,
+        "ssh_keys": [named(key) for key in settings.ssh_keys],
+        "public_net": {"enable_ipv4": settings.ipv4, "enable_ipv6": settings.ipv6},
+    }
+    if want.user_data:
+        body["user_data"] = want.user_data
+    if settings.networks:
+        body["networks"] = list(settings.networks)
+    if settings.firewalls:
+        body["firewalls"] = [{"firewall": firewall} for firewall in settings.firewalls]
+    return body
+
+
+def named(text: str) -> str | int:
+    """A name, or an id where it is a number."""
+    return int(text) if text.isdecimal() else text
