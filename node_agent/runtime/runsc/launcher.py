@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from gateway.wire.states import DeathReason
 from node_agent.host import mounts
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import RuntimeFailure, Stream
+from node_agent.runtime.runsc.control import Pending
+from node_agent.runtime.runsc.early import EarlyWait
 from node_agent.runtime.runsc.engine import Guard, Runsc, Stdio
 from node_agent.runtime.runsc.layout import Places
 
@@ -26,8 +29,21 @@ def write_bundle(places: Places, config: dict[str, Any]) -> None:
     (places.bundle / "config.json").write_text(json.dumps(config))
 
 
-def start(runsc: Runsc, places: Places, *, network: bool, guard: Guard, image: Path | None = None) -> int:
-    """Starts the bundle, or restores it from the checkpoint in ``image``; the host pid of the sandbox's kernel.
+@dataclass(frozen=True)
+class Started:
+    """A sandbox whose first process has begun.
+
+    Attributes:
+        pid: host pid of its kernel.
+        pending: the wait status of its first process, to come; ``None`` when it could not be asked for in time.
+    """
+
+    pid: int
+    pending: Pending | None
+
+
+def start(runsc: Runsc, places: Places, *, network: bool, guard: Guard, image: Path | None = None) -> Started:
+    """Starts the bundle, or restores it from the checkpoint in ``image``.
 
     Raises:
         RuntimeFailure: ``START_ERROR``, with what the engine said.
@@ -35,11 +51,13 @@ def start(runsc: Runsc, places: Places, *, network: bool, guard: Guard, image: P
     stdio = stdio_of(places)
     runsc.state.mkdir(mode=0o700, exist_ok=True)
     try:
-        if image is None:
-            runsc.start(places.sandbox_id, places.bundle, stdio, network, guard)
-        else:
-            runsc.restore(places.sandbox_id, places.bundle, image, stdio, network, guard)
-        return int((places.bundle / "pid").read_text())
+        with EarlyWait(places) as early:
+            if image is None:
+                runsc.start(places.sandbox_id, places.bundle, stdio, network, guard)
+            else:
+                runsc.restore(places.sandbox_id, places.bundle, image, stdio, network, guard)
+            pid = int((places.bundle / "pid").read_text())
+        return Started(pid, early.pending)
     except (CommandError, OSError, ValueError) as error:
         raise _failed(places, error) from error
 

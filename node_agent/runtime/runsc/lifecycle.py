@@ -16,6 +16,7 @@ from node_agent.host.tools import Tools
 from node_agent.host.volume import Volumes
 from node_agent.runtime.base import Death, EngineState, Order, RuntimeFailure
 from node_agent.runtime.runsc import bundle, files, launcher
+from node_agent.runtime.runsc.control import Pending
 from node_agent.runtime.runsc.engine import Guard, Runsc
 from node_agent.runtime.runsc.inspection import View
 from node_agent.runtime.runsc.layout import Places
@@ -41,10 +42,18 @@ class Host:
     resolvers: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Running:
+    """A sandbox that runs: its record, and the wait status of its first process to come, where that was asked for."""
+
+    record: Record
+    pending: Pending | None
+
+
 _REFUSALS: Final = (accounts.UnknownAccountError, bundle.UnknownCapabilityError, NotStartableError)
 
 
-def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Record:
+def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Running:
     """Everything from an empty directory, or the workspace of an earlier generation, to a running first process.
 
     Raises:
@@ -59,8 +68,8 @@ def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Imag
         raise _not_started(places, error) from error
     _refuse_if_cancelled(guard, places)
     network = record.net is not None
-    pid = launcher.start(runsc, places, network=network, guard=guard)
-    return settle_running(places, record, pid)
+    started = launcher.start(runsc, places, network=network, guard=guard)
+    return Running(settle_running(places, record, started.pid), started.pending)
 
 
 def settle_running(places: Places, record: Record, pid: int) -> Record:
@@ -161,7 +170,7 @@ def fail(networks: Networks, places: Places, record: Record, failure: RuntimeFai
     current.but(state=EngineState.DEAD, net=None, sentry_pid=None, death=death).save(places.directory)
 
 
-def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Guard) -> Record:
+def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Guard) -> Running:
     """The reverse of `checkpoint`.
 
     Raises:
@@ -171,12 +180,12 @@ def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Gua
         # The first start took the address away from the interface; only a new one gives it back.
         host.networks.rebuild(record.net)
     try:
-        pid = launcher.start(runsc, places, network=record.net is not None, guard=guard, image=places.checkpoint)
+        started = launcher.start(runsc, places, network=record.net is not None, guard=guard, image=places.checkpoint)
     except RuntimeFailure:
         launcher.kill(places)
         raise
     started_at = record.started_at
-    record = settle_running(places, record, pid).but(started_at=started_at)
+    record = settle_running(places, record, started.pid).but(started_at=started_at)
     record.save(places.directory)
     shutil.rmtree(places.checkpoint)
-    return record
+    return Running(record, started.pending)

@@ -100,21 +100,31 @@ def _prepare(places: Places, programs: Path) -> None:
 
 def _start(runsc: Runsc, places: Places) -> tuple[Runsc, list[str]]:
     """Starts with a network as a sandbox would; with the sysctl hidden only where it fails without."""
-    guard = Guard(places.cgroup.kill)
     try:
-        launcher.start(runsc, places, network=True, guard=guard)
+        _launch(runsc, places)
     except RuntimeFailure:
         launcher.kill(places)
         runsc = dataclasses.replace(runsc, hide_sysctl=True)
     else:
         return runsc, []
     try:
-        launcher.start(runsc, places, network=True, guard=guard)
+        _launch(runsc, places)
     except RuntimeFailure as failure:
         raise RuntimeFailure(
             ErrorCode.UNSUPPORTED, f"gVisor cannot start a sandbox here: {failure.message}"
         ) from failure
     return runsc, [_HIDES]
+
+
+def _launch(runsc: Runsc, places: Places, image: Path | None = None) -> None:
+    """Starts the throwaway sandbox; nobody waits for its first process.
+
+    Raises:
+        RuntimeFailure: it did not start.
+    """
+    started = launcher.start(runsc, places, network=True, guard=Guard(places.cgroup.kill), image=image)
+    if started.pending is not None:
+        started.pending.close()
 
 
 def _test_socket(places: Places) -> None:
@@ -156,6 +166,6 @@ def _test_checkpoint(runsc: Runsc, places: Places) -> None:
     places.checkpoint.mkdir()
     runsc.checkpoint(places.sandbox_id, places.checkpoint, True, _SELF_TEST_TIMEOUT)
     launcher.kill(places)
-    launcher.start(runsc, places, network=True, guard=Guard(places.cgroup.kill), image=places.checkpoint)
+    _launch(runsc, places, places.checkpoint)
     if not any(process.pid == 1 for process in places.control.processes()):
         raise RuntimeFailure(ErrorCode.INTERNAL, "the restored sandbox has no first process")

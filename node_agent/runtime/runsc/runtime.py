@@ -167,7 +167,7 @@ class RunscRuntime(SandboxRuntime):
             slot.end_start()
             slot.tell()
 
-    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], Record]) -> Record:
+    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], lifecycle.Running]) -> Record:
         """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
         earlier = self._load(places)
         keep = earlier is not None and places.volume.image.exists()
@@ -177,12 +177,12 @@ class RunscRuntime(SandboxRuntime):
                 lifecycle.erase(self._networks, places)  # of a delete or a create that a crash cut short
             else:
                 lifecycle.take_down(self._networks, places, earlier)
-            record = bring_up()
+            running = bring_up()
         except RuntimeFailure as failure:
             lifecycle.fail(self._networks, places, Record.of(order), failure, keep=keep)
             raise
-        self._supervisor.watch(slot, places, record)
-        return record
+        self._supervisor.watch(slot, places, running.record, running.pending)
+        return running.record
 
     def delete(self, sandbox_id: str) -> None:
         slot, places = self._both(sandbox_id)
@@ -277,8 +277,8 @@ class RunscRuntime(SandboxRuntime):
             if record.state is EngineState.RUNNING:
                 return
             with self._starting(slot, places, slot.ticket()) as guard:
-                record = lifecycle.restore(self._host(), self._engine.runsc, places, record, guard)
-            self._supervisor.watch(slot, places, record)
+                running = lifecycle.restore(self._host(), self._engine.runsc, places, record, guard)
+            self._supervisor.watch(slot, places, running.record, running.pending)
 
     @contextmanager
     def _changing(self, sandbox_id: str, *states: EngineState) -> Iterator[tuple[Slot, Places, Record]]:

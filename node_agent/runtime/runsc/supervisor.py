@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from node_agent.host.network import Networks
 from node_agent.runtime.base import Death, EngineState, RuntimeFailure
 from node_agent.runtime.runsc import freezing, launcher
+from node_agent.runtime.runsc.control import Pending
 from node_agent.runtime.runsc.death import judge
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
@@ -44,8 +45,15 @@ class Supervisor:
             return freezing.settle_checkpoint(places, record)
         return self._bury(places, record, None)
 
-    def watch(self, slot: Slot, places: Places, record: Record) -> None:
-        """Settles the sandbox when its first process or its kernel ends.  Under the slot's lock."""
+    def watch(self, slot: Slot, places: Places, record: Record, pending: Pending | None = None) -> None:
+        """Settles the sandbox when its first process or its kernel ends.  Under the slot's lock.
+
+        Args:
+            slot: the sandbox in this process.
+            places: where it lies.
+            record: what it is.
+            pending: the wait status to come, where somebody asked for it already.
+        """
         handle = launcher.sentry_handle(places, record.sentry_pid)
         if handle is None:
             handle = _ended_handle()
@@ -54,7 +62,7 @@ class Supervisor:
         def ended(status: int | None) -> None:
             self._ended(slot, places, generation, status)
 
-        slot.watch = self._watcher.add(places.control, handle, ended)
+        slot.watch = self._watcher.add(places.control, handle, ended, pending)
 
     def forget(self, slot: Slot) -> None:
         """Watches no longer.  Under the slot's lock."""

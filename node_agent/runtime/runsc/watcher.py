@@ -36,17 +36,18 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def add(self, control: Control, sentry: int, on_end: OnEnd) -> Watch:
+    def add(self, control: Control, sentry: int, on_end: OnEnd, pending: Pending | None) -> Watch:
         """Calls ``on_end`` once, from a thread of its own, when the first process or the whole sandbox ends.
 
         Args:
             control: of the sandbox.
             sentry: pidfd of its kernel; it belongs to the watcher from here on.
             on_end: what to call.
+            pending: the wait status to come, where it was asked for already.
         """
-        pending: Pending | None = None
-        with contextlib.suppress(ControlLostError):
-            pending = control.wait_first()
+        if pending is None:
+            with contextlib.suppress(ControlLostError):
+                pending = control.wait_first()
         watch = Watch(pending, sentry, on_end)
         with self._lock:
             self._added.append(watch)
