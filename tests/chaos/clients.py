@@ -19,6 +19,8 @@ from ucloud_sandboxes_sdk import (
 
 PATIENCE: Final = 180.0  # seconds for one step, in which the daemons come back several times
 PAUSE: Final = 0.2
+# Create and delete go by the id that the client chose, so both may be repeated after a connection that broke.
+BROKEN: Final = (TransportError,)
 MAYBE_RUN: Final = (ExecLostError, NodeUnreachableError, TransportError)
 START: Final = "echo started >> /workspace/starts; exec sleep 600"
 
@@ -39,7 +41,7 @@ class Record:
             self.retries += 1
 
 
-def patiently(call: Callable[[], Got], record: Record, *, unknown: tuple[type[SandboxApiError], ...] = ()) -> Got:
+def patiently(call: Callable[[], Got], record: Record, *, unknown: tuple[type[SandboxApiError], ...] = BROKEN) -> Got:
     """Repeats a call as long as its refusals say that this can help.
 
     Args:
