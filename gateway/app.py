@@ -18,7 +18,7 @@ from gateway.auth import ACCESS, Gate
 from gateway.errors import ApiError
 from gateway.middleware import BodyLimit, Drain, Overload, RawPaths, Requests, Stopping
 from gateway.proxy import CallerGoneError
-from gateway.routes import capacity, exec, files, nodes, sandboxes, system, tokens
+from gateway.routes import bundle, capacity, exec, files, nodes, sandboxes, system, tokens
 from gateway.routes.context import Edge
 from gateway.services.assembly import Services
 from gateway.upstream import Upstream
@@ -30,7 +30,7 @@ MAX_CREATES: Final = 256
 STOP_GRACE: Final = 2.0
 CLIENT_GONE: Final = 499  # nobody reads it; it is what the access log shows
 
-_ROUTERS: Final = (system, sandboxes, exec, nodes, capacity, tokens)
+_ROUTERS: Final = (system, sandboxes, exec, nodes, capacity, bundle, tokens)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Access(StrEnum):
     OPERATOR = "operator"
     NODE = "the node's own credential"
     JOIN = "a join token"
+    BOOT = "an unused join token, a node or an operator"
 
 
 ACCESS: Final[Mapping[tuple[str, str], Access]] = {
@@ -58,12 +59,20 @@ ACCESS: Final[Mapping[tuple[str, str], Access]] = {
     ("POST", "/v1/exec/{session_id}/signal"): Access.CLIENT,
     ("GET", "/v1/demand"): Access.OPERATOR,
     ("PUT", "/v1/capacity/ceilings"): Access.OPERATOR,
+    ("POST", "/v1/capacity/prepare"): Access.CLIENT,
+    ("GET", "/v1/capacity/prepare"): Access.CLIENT,
+    ("DELETE", "/v1/capacity/prepare/{prepare_id}"): Access.CLIENT,
+    ("POST", "/v1/builders/prepare"): Access.CLIENT,
+    ("GET", "/v1/builders/prepare"): Access.CLIENT,
+    ("DELETE", "/v1/builders/prepare/{prepare_id}"): Access.CLIENT,
     ("GET", "/v1/nodes"): Access.OPERATOR,
     ("POST", "/v1/nodes/{node_id}/drain"): Access.OPERATOR,
     ("DELETE", "/v1/nodes/{node_id}"): Access.OPERATOR,
     ("POST", "/v1/nodes/join-tokens"): Access.OPERATOR,
     ("POST", "/v1/nodes/register"): Access.JOIN,
     ("POST", "/v1/nodes/{node_id}/heartbeat"): Access.NODE,
+    ("GET", "/v1/bundle/manifest"): Access.BOOT,
+    ("GET", "/v1/bundle/{file_name}"): Access.BOOT,
     ("GET", "/v1/tokens"): Access.OPERATOR,
     ("POST", "/v1/tokens"): Access.OPERATOR,
     ("DELETE", "/v1/tokens/{token_id}"): Access.OPERATOR,
@@ -89,6 +98,8 @@ def permitted(access: Access | None, principal: Principal, node_id: str | None) 
         return principal.scope is TokenScope.OPERATOR
     if access is Access.NODE:
         return principal.scope is TokenScope.NODE and node_id is not None and principal.node_id == node_id
+    if access is Access.BOOT:
+        return principal.scope in {TokenScope.OPERATOR, TokenScope.NODE}
     # The join token is no principal: whoever is one has the wrong kind of token for that route.
     return access is not Access.JOIN
 
@@ -143,6 +154,9 @@ class Gate:
         if access is Access.JOIN and not await self._is_principal(secret):
             # Only registration itself can judge a join token: it uses it up in the same step.
             state[JOIN_TOKEN] = secret
+            return
+        if access is Access.BOOT and not await self._is_principal(secret):
+            await self._tokens.verify_join_token(secret)
             return
         principal = await self._tokens.verify(secret)
         state[PRINCIPAL] = principal

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from gateway.wire import limits
 from gateway.wire.base import WireModel
+from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.health import GatewayHealth, GatewayReadiness
@@ -202,6 +203,10 @@ class GatewayClient:
     def demand(self) -> Demand:
         """What waits for capacity now."""
         return self._retried("GET", "/v1/demand", Demand)
+
+    def bundle(self) -> BundleManifest:
+        """What a machine needs to become a node."""
+        return self._retried("GET", "/v1/bundle/manifest", BundleManifest)
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
         """Tells the largest shapes that could be had; replaces what was told before."""

@@ -26,6 +26,7 @@ _SECURITY: Final[dict[Access, list[dict[str, list[str]]]]] = {
     Access.OPERATOR: [{"bearer": []}, {"token": []}],
     Access.NODE: [{"bearer": []}],
     Access.JOIN: [{"bearer": []}],
+    Access.BOOT: [{"bearer": []}],
 }
 _SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer"},

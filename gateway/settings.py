@@ -31,6 +31,8 @@ class GatewaySettings(BaseSettings):
     """Directory of the database, the node secret and the first tokens; only its owner may read it."""
     database_url: str | None = None
     """SQLAlchemy URL; ``None`` is a SQLite file in ``state_dir``."""
+    bundle_dir: Path | None = None
+    """Directory of what new nodes install, made by ``sandboxes gateway bundle``; ``None`` is ``state_dir``/bundle."""
     create_wait: float = Field(default=limits.CREATE_WAIT, gt=0)
     """Seconds that a create waits before it answers with a retryable error and goes on behind it."""
     delete_wait: float = Field(default=10.0, gt=0)
@@ -47,6 +49,11 @@ class GatewaySettings(BaseSettings):
     """Seconds without heartbeat after which a node's sandboxes are lost."""
     tombstone_seconds: float = Field(default=24 * 3600.0, gt=0)
     """Seconds that a deleted sandbox's row, and with it the count of its generations, is kept; of gone nodes, too."""
+
+    @property
+    def bundle_path(self) -> Path:
+        """Directory of the bundle."""
+        return self.bundle_dir or self.state_dir / "bundle"
 
     @property
     def url(self) -> str:

@@ -102,6 +102,12 @@ async def _token_id(token_id: str) -> str:
     return token_id
 
 
+async def _prepare_id(prepare_id: str) -> str:
+    if not is_id(prepare_id):
+        raise ApiError(ErrorCode.NOT_FOUND, f"nothing prepared can have the id {prepare_id[:100]!r}")
+    return prepare_id
+
+
 async def _session(session_id: str) -> SessionName:
     return read_session_id(session_id)
 
@@ -110,4 +116,5 @@ Context = Annotated[Edge, Depends(_edge)]
 SandboxPath = Annotated[str, Depends(_sandbox_id)]
 NodePath = Annotated[str, Depends(_node_id)]
 TokenPath = Annotated[str, Depends(_token_id)]
+PreparePath = Annotated[str, Depends(_prepare_id)]
 SessionPath = Annotated[SessionName, Depends(_session)]

@@ -11,7 +11,7 @@ from gateway.core.placement import NeverFits, NoRoom, Wanted
 from gateway.errors import ApiError
 from gateway.services import dispatcher
 from gateway.services.ledger import Written
-from gateway.store import sandboxes
+from gateway.store import prepared, sandboxes
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import SANDBOX_TRANSITIONS, SandboxState, next_state
@@ -88,6 +88,8 @@ def _begin(session: Session, application: Application, tombstone: Sandbox | None
             sandbox_id=fresh.id,
         )
     sandbox = dispatcher.after(fresh, answer, application.now)
+    # In the same transaction: at no moment is a sandbox wanted twice, as pending or placed and as prepared.
+    prepared.claim(session, application.spec, application.now)
     if tombstone is None:
         sandboxes.add(session, sandbox)
     else:

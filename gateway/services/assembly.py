@@ -14,6 +14,7 @@ from gateway.core.model import Node, Sandbox
 from gateway.errors import ApiError
 from gateway.services.activity import Activity
 from gateway.services.background import Background
+from gateway.services.bundle import BundleService
 from gateway.services.capacity import CapacityService
 from gateway.services.directory import Directory
 from gateway.services.dispatcher import Dispatcher
@@ -22,6 +23,7 @@ from gateway.services.expiry import Expiry
 from gateway.services.ledger import Ledger
 from gateway.services.nodes import NodeService
 from gateway.services.ports import Clock, NewId, NodeGateway, SystemClock
+from gateway.services.prepared import PreparedService
 from gateway.services.sandboxes import SandboxService
 from gateway.services.secret import lock_state, node_secret
 from gateway.services.silence import Silence
@@ -59,7 +61,9 @@ class Services:
     sandboxes: SandboxService
     nodes: NodeService
     capacity: CapacityService
+    prepared: PreparedService
     tokens: TokenService
+    bundle: BundleService
     works: Works
 
     async def ready(self) -> None:
@@ -141,7 +145,9 @@ def build(
         sandboxes=SandboxService(rim, activity, expiry, settings),
         nodes=NodeService(rim, silence, activity, token_service, settings),
         capacity=CapacityService(db, clock, dispatcher),
+        prepared=PreparedService(db, clock, new_id),
         tokens=token_service,
+        bundle=BundleService(settings.bundle_path),
         works=Works(db, lock, rim, Drivers(rim), expiry, silence, activity),
     )
 

@@ -1,10 +1,16 @@
 """What waits for room, and what could be had."""
 
+from datetime import datetime
+
+from sqlmodel import Session
+
 from gateway.core.model import Sandbox
+from gateway.core.prepared import Prepared, PreparedKind
 from gateway.errors import ApiError
 from gateway.services.dispatcher import Dispatcher
 from gateway.services.ports import Clock
-from gateway.store import ceilings, sandboxes
+from gateway.services.records import prepared_builders, prepared_capacity
+from gateway.store import ceilings, prepared, sandboxes
 from gateway.store.db import Database
 from gateway.wire.capacity import Ceilings, Demand, WaitingSandbox
 from gateway.wire.errors import ErrorCode
@@ -21,14 +27,24 @@ class CapacityService:
         self._dispatcher = dispatcher
 
     async def demand(self) -> Demand:
-        """What waits now, oldest first."""
-        waiting = await self._db.read(lambda session: sandboxes.in_states(session, [SandboxState.PENDING]))
-        oldest = (self._clock.now() - waiting[0].created_at).total_seconds() if waiting else None
+        """What waits now, oldest first, and what is prepared; both of one moment, so that nothing is in both."""
+        now = self._clock.now()
+        waiting, ahead = await self._db.read(lambda session: _demand(session, now))
+        oldest = (now - waiting[0].created_at).total_seconds() if waiting else None
+        units = [item for item in ahead if item.kind is PreparedKind.SANDBOX]
+        builders = [item for item in ahead if item.kind is PreparedKind.BUILDER]
+        pending = sum((sandbox.spec.shape for sandbox in waiting), start=Shape())
+        wanted_ahead = sum((item.total for item in units), start=Shape())
         return Demand(
             waiting=[_waiting(sandbox) for sandbox in waiting],
             pending_count=len(waiting),
-            pending_resources=sum((sandbox.spec.shape for sandbox in waiting), start=Shape()),
+            pending_resources=pending,
             oldest_pending_seconds=None if oldest is None else max(0.0, oldest),
+            prepared=[prepared_capacity(item) for item in units],
+            prepared_resources=wanted_ahead,
+            desired_resources=pending + wanted_ahead,
+            prepared_builders=[prepared_builders(item) for item in builders],
+            prepared_builder_count=sum(item.count for item in builders),
         )
 
     async def set_ceilings(self, told: Ceilings) -> None:
@@ -43,6 +59,10 @@ class CapacityService:
         if await self._db.read(ceilings.told) != pools:
             await self._db.write(lambda session: ceilings.replace_all(session, pools))
             self._dispatcher.wake()
+
+
+def _demand(session: Session, now: datetime) -> tuple[list[Sandbox], list[Prepared]]:
+    return sandboxes.in_states(session, [SandboxState.PENDING]), prepared.live(session, now)
 
 
 def _waiting(sandbox: Sandbox) -> WaitingSandbox:

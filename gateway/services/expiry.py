@@ -10,7 +10,7 @@ from gateway.services.deadlines import Deadlines
 from gateway.services.ledger import Ledger
 from gateway.services.ports import Clock
 from gateway.settings import GatewaySettings
-from gateway.store import nodes, sandboxes, tokens
+from gateway.store import nodes, prepared, sandboxes, tokens
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, SandboxState
 
@@ -63,9 +63,9 @@ class Expiry:
             await self.purge()
 
     async def purge(self) -> None:
-        """Forgets deleted sandboxes, nodes that are gone, and ended credentials and join tokens, each after a day."""
+        """Forgets deleted sandboxes, gone nodes, ended credentials, join tokens and prepared units, after a day."""
         before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
-        for forget in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes):
+        for forget in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, prepared.purge):
             await self._ledger.db.write(partial(forget, before=before))
 
     async def _due(self, key: str) -> None:

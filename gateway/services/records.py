@@ -6,7 +6,9 @@ import json
 from datetime import datetime
 
 from gateway.core.model import NodeLoad, Sandbox, Token
+from gateway.core.prepared import Prepared
 from gateway.errors import ApiError
+from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.sandboxes import SandboxRecord
@@ -59,6 +61,33 @@ def node_record(load: NodeLoad) -> NodeRecord:
         idle_since=load.idle_since,
         operation_id=node.operation_id,
         stages=node.stages,
+    )
+
+
+def prepared_capacity(prepared: Prepared) -> PreparedCapacity:
+    """Prepared sandboxes as clients see them."""
+    return PreparedCapacity(
+        prepare_id=prepared.id,
+        resources=prepared.shape,
+        count=prepared.count,
+        total_resources=prepared.total,
+        runtime=prepared.runtime,
+        isolation=prepared.isolation,
+        image=prepared.image,
+        created_at=prepared.created_at,
+        updated_at=prepared.updated_at,
+        expires_at=prepared.expires_at,
+    )
+
+
+def prepared_builders(prepared: Prepared) -> PreparedBuilders:
+    """Prepared builders as clients see them."""
+    return PreparedBuilders(
+        prepare_id=prepared.id,
+        count=prepared.count,
+        created_at=prepared.created_at,
+        updated_at=prepared.updated_at,
+        expires_at=prepared.expires_at,
     )
 
 

@@ -11,6 +11,7 @@ from sqlmodel import Session
 
 from gateway.core.model import Token
 from gateway.errors import ApiError
+from gateway.services.enrolment import valid_grant
 from gateway.services.ports import Clock, NewId
 from gateway.services.records import token_record
 from gateway.store import tokens
@@ -117,6 +118,15 @@ class TokenService:
         if _expired(token, self._clock.now()):
             raise ApiError(ErrorCode.UNAUTHORIZED, f"token {token.name!r} has expired; make a new one")
         return Principal(token.id, token.name, Scope(token.scope), token.node_id)
+
+    async def verify_join_token(self, secret: str) -> None:
+        """Returns when it is a join token with which an instance may still register; it stays unused.
+
+        Raises:
+            ApiError: as registration would.
+        """
+        digest, now = sha256_of(secret), self._clock.now()
+        await self._db.read(lambda session: valid_grant(session, digest, now))
 
     def forget(self) -> None:
         """Empties the cache after tokens changed."""

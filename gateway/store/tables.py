@@ -123,6 +123,8 @@ class PreparedRow(SQLModel, table=True):
     id: str = Field(primary_key=True)
     kind: str
     shape: str = Field(sa_type=Text)
+    runtime: str | None = None
+    isolation: str
     image: str | None = None
     count: int
     """Units that nobody has claimed yet."""

@@ -48,6 +48,12 @@ CREATE_WAIT: Final = 25.0  # a create that takes longer goes on behind a retryab
 MAX_LONG_POLL: Final = 20.0  # well under the 30 s at which the public SDK gives up on a call
 PENDING_LEASE: Final = 300.0  # a waiting create that nobody retries stops being demand after this
 
+# -- prepared capacity ------------------------------------------------------------------------------------------------
+MAX_PREPARED_COUNT: Final = 100  # units of one request
+MAX_PREPARED: Final = 1000  # requests at once
+DEFAULT_PREPARED_TTL: Final = 900  # units that nobody claims stop being demand after this
+MAX_PREPARED_TTL: Final = 24 * 3600
+
 # -- exec -------------------------------------------------------------------------------------------------------------
 EXEC_CHUNK: Final = 64 * 1024  # most bytes in one output event
 MAX_EXEC_OUTPUT: Final = 1024 * MIB  # stored per session; what comes later is counted, dropped and reported

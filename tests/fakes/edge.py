@@ -7,8 +7,9 @@ import json
 import logging
 import queue
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from starlette.applications import Starlette
@@ -17,12 +18,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as HttpRoute
 
 from gateway.app import Gateway, build_app
+from gateway.core.prepared import Prepared, PreparedKind
 from gateway.errors import ApiError
 from gateway.server import Server
 from gateway.services.assembly import Services
 from gateway.services.ports import NodeAddress, Route
 from gateway.services.tokens import Principal
 from gateway.upstream import Upstream
+from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
 from gateway.wire.nodes import HeartbeatAnswer, JoinToken, NodeEnvelope, NodeList, NodeRecord, RegisterAnswer
@@ -74,6 +77,9 @@ def node_record() -> NodeRecord:
         sandboxes=0,
         registered_at=NOW,
     )
+
+
+PREPARED = Prepared("prep-1", PreparedKind.SANDBOX, Shape(), 1, NOW, NOW, NOW)
 
 
 @dataclass
@@ -148,6 +154,31 @@ class FakeServices:
         self._note("demand")
         return Demand(waiting=[], pending_count=0, pending_resources=Shape())
 
+    async def prepare(self, request: Any) -> Prepared:
+        self._note("prepare", request)
+        return replace(PREPARED, shape=request.shape, count=request.count)
+
+    async def prepare_builders(self, request: Any) -> Prepared:
+        self._note("prepare_builders", request)
+        return replace(PREPARED, kind=PreparedKind.BUILDER, count=request.count)
+
+    async def unprepare(self, kind: PreparedKind, prepare_id: str) -> Prepared | None:
+        self._note("unprepare", (kind, prepare_id))
+        return replace(PREPARED, id=prepare_id, kind=kind)
+
+    # -- bundle --
+    async def verify_join_token(self, secret: str) -> None:
+        if secret != "join-secret":
+            raise ApiError(ErrorCode.UNAUTHORIZED, "unknown token")
+
+    async def manifest(self) -> BundleManifest:
+        self._note("manifest")
+        return BundleManifest(version="1", sha256="0" * 64, files=[])
+
+    async def path(self, name: str) -> Path:
+        self._note("path", name)
+        return Path(__file__)
+
     async def set_ceilings(self, ceilings: Ceilings) -> None:
         self._note("ceilings", ceilings)
 
@@ -204,6 +235,8 @@ class _Assembled:
         self.ready = fake.ready
         self.sandboxes = fake
         self.capacity = fake
+        self.bundle = fake
+        self.prepared = _Renamed(fake, delete=fake.unprepare)
         self.nodes = _Renamed(fake, all=fake.all_nodes)
         self.tokens = _Renamed(fake, all=fake.all_tokens)
 

@@ -20,6 +20,7 @@ PASSES = {
     Access.OPERATOR: {"operator-secret"},
     Access.NODE: {"node-secret"},
     Access.JOIN: set(),
+    Access.BOOT: {"operator-secret", "node-secret", "other-node-secret"},
 }
 WRONG = [
     (method, path, secret)
@@ -37,7 +38,9 @@ def edge() -> Iterator[Edge]:
 
 
 def call(edge: Edge, method: str, path: str, headers: dict[str, str]) -> requests.Response:
-    filled = path.format(sandbox_id="box", session_id=SESSION, node_id="node-1", token_id="t1")
+    filled = path.format(
+        sandbox_id="box", session_id=SESSION, node_id="node-1", token_id="t1", prepare_id="p1", file_name="f"
+    )
     # The body is left alone: one of the routes streams until somebody leaves.
     with requests.request(method, edge.url + filled, headers=headers, timeout=10, stream=True) as answer:
         if answer.headers.get("content-type") == "application/json":

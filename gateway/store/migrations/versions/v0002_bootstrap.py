@@ -21,6 +21,8 @@ def upgrade() -> None:
         sa.Column("id", sa.String(), nullable=False),
         sa.Column("kind", sa.String(), nullable=False),
         sa.Column("shape", sa.Text(), nullable=False),
+        sa.Column("runtime", sa.String(), nullable=True),
+        sa.Column("isolation", sa.String(), nullable=False),
         sa.Column("image", sa.String(), nullable=True),
         sa.Column("count", sa.Integer(), nullable=False),
         sa.Column("created_at", TIME, nullable=False),

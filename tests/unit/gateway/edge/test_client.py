@@ -114,6 +114,13 @@ CALLS: dict[str, tuple[Callable[[GatewayClient], Any], str, str, Any, bool]] = {
         True,
     ),
     "put_ceilings": (lambda c: c.put_ceilings(Ceilings(pools=[])), "PUT", "/v1/capacity/ceilings", {}, True),
+    "bundle": (
+        lambda c: c.bundle(),
+        "GET",
+        "/v1/bundle/manifest",
+        {"version": "1", "sha256": "0" * 64, "files": []},
+        True,
+    ),
     "tokens": (lambda c: c.tokens(), "GET", "/v1/tokens", {"tokens": []}, True),
     "create_token": (
         lambda c: c.create_token(TokenRequest(name="n", scope=Scope.CLIENT)),

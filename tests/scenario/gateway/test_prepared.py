@@ -1,0 +1,169 @@
+"""Capacity that is asked for ahead: demand that the right create claims, once, and that runs out by itself."""
+
+import asyncio
+
+import pytest
+from pydantic import ValidationError
+
+from gateway.core.prepared import PreparedKind
+from gateway.errors import ApiError
+from gateway.wire import limits
+from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PoolCeiling, PrepareRequest
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import SandboxState
+from tests.scenario.gateway.world import ROOM, World, settings_for, spec, world
+
+SMALL = {"cpus": 1.0, "memory_mb": 512, "disk_mb": 1024}
+
+
+async def demand(world: World) -> Demand:
+    return await world.services.capacity.demand()
+
+
+async def prepare(world: World, count: int = 2, **fields: object) -> str:
+    request = PrepareRequest.model_validate({"count": count, **SMALL, **fields})
+    return (await world.services.prepared.prepare(request)).id
+
+
+async def units(world: World) -> dict[str, int]:
+    """Unclaimed units by id."""
+    return {item.prepare_id: item.count for item in (await demand(world)).prepared}
+
+
+async def allow(world: World) -> None:
+    """A pool that could hold what the tests ask for."""
+    told = PoolCeiling(pool="cpu", shape=ROOM, runtimes=["runsc", "docker"], isolations=["gvisor"], max_nodes=3)
+    await world.services.capacity.set_ceilings(Ceilings(pools=[told]))
+
+
+async def test_units_are_demand_until_creates_of_that_shape_claim_them(here: World) -> None:
+    await here.join()
+    prepare_id = await prepare(here)
+    told = await demand(here)
+    assert (told.prepared[0].count, told.prepared_resources.memory_mb, told.prepared_resources.slots) == (2, 1024, 2)
+    await here.services.sandboxes.create(spec("a", **SMALL))
+    assert await units(here) == {prepare_id: 1}
+    await here.services.sandboxes.create(spec("b", **SMALL))
+    assert await units(here) == {}
+
+
+async def test_a_unit_and_the_create_that_claimed_it_are_never_both_demand(here: World) -> None:
+    await allow(here)
+    prepare_id = await prepare(here, count=3)
+    waiting = asyncio.create_task(here.services.sandboxes.create(spec("a", **SMALL)))
+    await here.until("a", SandboxState.PENDING)
+    told = await demand(here)
+    assert (told.pending_count, await units(here)) == (1, {prepare_id: 2})
+    assert told.desired_resources.memory_mb == 3 * 512
+    waiting.cancel()
+
+
+async def test_the_same_create_again_claims_nothing(here: World) -> None:
+    await here.join()
+    prepare_id = await prepare(here)
+    for _ in range(3):
+        await here.services.sandboxes.create(spec("a", **SMALL))
+    assert await units(here) == {prepare_id: 1}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"memory_mb": 513},
+        {"cpus": 2.0},
+        {"disk_mb": 2048},
+        {"image": "other"},
+        {"runtime": "docker"},
+    ],
+)
+async def test_another_create_claims_nothing(here: World, other: dict[str, object]) -> None:
+    await allow(here)
+    prepare_id = await prepare(here, image="busybox", runtime="runsc")
+    waiting = asyncio.create_task(here.services.sandboxes.create(spec("a", **{**SMALL, **other})))
+    await here.until("a", SandboxState.PENDING)
+    assert await units(here) == {prepare_id: 2}
+    waiting.cancel()
+
+
+async def test_what_expires_first_is_claimed_first(here: World) -> None:
+    await here.join()
+    late, soon = await prepare(here, ttl_seconds=600), await prepare(here, ttl_seconds=60)
+    await here.services.sandboxes.create(spec("a", **SMALL))
+    assert await units(here) == {late: 2, soon: 1}
+
+
+async def test_units_run_out(here: World) -> None:
+    await here.join()
+    await prepare(here, ttl_seconds=60)
+    here.moved.advance(60)
+    told = await demand(here)
+    assert (told.prepared, told.prepared_resources.memory_mb, told.desired_resources.memory_mb) == ([], 0, 0)
+
+
+async def test_the_same_id_replaces_and_keeps_its_birth(here: World) -> None:
+    await here.join()
+    first = await here.services.prepared.prepare(PrepareRequest.model_validate({"id": "burst", "count": 5, **SMALL}))
+    here.moved.advance(10)
+    again = await here.services.prepared.prepare(PrepareRequest.model_validate({"id": "burst", "count": 7, **SMALL}))
+    assert await units(here) == {"burst": 7}
+    assert (again.created_at, again.updated_at) == (first.created_at, here.clock.now())
+
+
+async def test_deleting_tells_what_was_there_and_twice_is_fine(here: World) -> None:
+    await here.join()
+    prepare_id = await prepare(here)
+    gone = await here.services.prepared.delete(PreparedKind.SANDBOX, prepare_id)
+    assert gone is not None and gone.count == 2
+    assert await here.services.prepared.delete(PreparedKind.SANDBOX, prepare_id) is None
+    assert await units(here) == {}
+
+
+async def test_builders_are_a_list_of_their_own(here: World) -> None:
+    made = await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
+    told = await demand(here)
+    assert (told.prepared, told.prepared_builder_count) == ([], 2)
+    assert await here.services.prepared.delete(PreparedKind.SANDBOX, made.id) is None
+    with pytest.raises(ApiError) as caught:
+        await prepare(here, id=made.id)
+    assert caught.value.code in {ErrorCode.CONFLICT, ErrorCode.NEVER_FITS}
+    assert await here.services.prepared.delete(PreparedKind.BUILDER, made.id) == made
+
+
+async def test_a_shape_that_nothing_could_hold_is_refused_at_once(here: World) -> None:
+    await allow(here)
+    with pytest.raises(ApiError) as caught:
+        await prepare(here, memory_mb=ROOM.memory_mb + 1)
+    assert caught.value.code is ErrorCode.NEVER_FITS
+    assert caught.value.details["maximum_resources"].memory_mb == ROOM.memory_mb
+
+
+async def test_requests_are_bounded(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PREPARED", 2)
+    await here.join()
+    first = await prepare(here)
+    await prepare(here)
+    with pytest.raises(ApiError) as caught:
+        await prepare(here)
+    assert caught.value.code is ErrorCode.NO_ROOM
+    await prepare(here, id=first)
+
+
+@pytest.mark.parametrize("body", [{"count": 0, **SMALL}, {"count": 101, **SMALL}, {"count": 1}, {"count": 1, "x": 1}])
+def test_a_request_without_sense_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        PrepareRequest.model_validate(body)
+
+
+async def test_creates_at_once_claim_one_unit_each(here: World) -> None:
+    await here.join()
+    prepare_id = await prepare(here, count=5)
+    await asyncio.gather(*(here.services.sandboxes.create(spec(f"s{number}", **SMALL)) for number in range(4)))
+    assert await units(here) == {prepare_id: 1}
+
+
+async def test_units_outlive_the_gateway(here: World, database_url: str | None) -> None:
+    await here.join()
+    prepare_id = await prepare(here)
+    here.services.works.lock.close()
+    async with world(settings_for(here.settings.state_dir, database_url), here.fleet, here.clock) as next_life:
+        assert await units(next_life) == {prepare_id: 2}
