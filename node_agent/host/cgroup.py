@@ -17,7 +17,6 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default
 _MIN_QUOTA_US: Final = 1_000  # the kernel refuses less
 _EMPTY_TIMEOUT: Final = 10.0
-_ENGINE: Final = 2  # gVisor's kernel and its file server
 
 
 def parent_name(tag: str) -> str:
@@ -74,13 +73,17 @@ class Cgroup:
         with contextlib.suppress(OSError):
             (_ROOT / self.path[1:] / "memory.swap.max").write_text("0")
 
-    def kill(self, timeout: float = _EMPTY_TIMEOUT) -> bool:
-        """SIGKILL to everything in it, and waits for the end; whether it is empty now."""
+    def kill(self, timeout: float = _EMPTY_TIMEOUT, *, first: int | None = None) -> bool:
+        """SIGKILL to everything in it, and waits for the end; whether it is empty now.
+
+        Args:
+            timeout: seconds.
+            first: a process that has to end before any other is touched, so that it cannot tell of their ends.
+        """
         deadline = time.monotonic() + timeout
         while pids := sorted(self.pids()):
-            # The engine's own processes came first and go first: they must not live to see, and tell, that those
-            # which they run for the sandbox were killed.
-            if not all([_end(some, deadline) for some in (pids[:_ENGINE], pids[_ENGINE:])]):
+            leaders = [pid for pid in pids if pid == first]
+            if not all([_end(some, deadline) for some in (leaders, pids)]):
                 return False
             if time.monotonic() > deadline:
                 return False

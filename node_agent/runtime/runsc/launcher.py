@@ -84,7 +84,7 @@ def kill(places: Places) -> None:
     Raises:
         RuntimeFailure: ``BUSY`` when a process does not die (it hangs in the host's kernel).
     """
-    if not places.cgroup.kill():
+    if not places.kill():
         pids = ", ".join(map(str, sorted(places.cgroup.pids())))
         raise RuntimeFailure(ErrorCode.BUSY, f"processes {pids} of sandbox {places.sandbox_id} do not end; try again")
     places.cgroup.remove()

@@ -190,7 +190,7 @@ class RunscRuntime(SandboxRuntime):
         with suppress(FileNotFoundError):  # nothing is here, or nothing yet
             places.doom.touch()
         # Calls that wait for the sandbox's kernel end with it, and let the lock go.
-        places.cgroup.kill()
+        places.kill()
         if not slot.lock.acquire(timeout=_DELETE_TIMEOUT):
             raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
         try:
