@@ -26,6 +26,7 @@ from gateway.wire.nodes import RegisterRequest, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.agent import Agent, Gateway, NodeFacts
 from node_agent.app import Standing, build_app
+from node_agent.boot import boot_stages
 from node_agent.cleanup import record_engines, remove_traces
 from node_agent.errors import ApiError
 from node_agent.exec.sessions import Bounds, Sessions
@@ -277,6 +278,7 @@ def _registration(
         total=machine.total(),
         runtimes=reports,
         labels=settings.labels,
+        stages=boot_stages(settings.boot_stages_file),
     )
 
 

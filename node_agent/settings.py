@@ -72,6 +72,8 @@ class NodeSettings(BaseSettings):
     exec_retention: float = Field(default=limits.EXEC_RETENTION, gt=0)
     """Seconds for which an ended session can be read."""
 
+    boot_stages_file: Path | None = None
+    """Where the bootstrap noted when it reached which stage; told to the gateway at registration."""
     cleanup_on_exit: bool = False
     """Whether SIGTERM removes all sandboxes; by default they go on and are adopted by the next start."""
     graceful_seconds: int = Field(default=5, ge=1)

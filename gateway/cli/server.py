@@ -70,7 +70,33 @@ def print_openapi() -> None:
     typer.echo(json.dumps(routes_only().openapi(), indent=2, sort_keys=True))
 
 
-@token_app.command("create")
+@gateway_app.command("bundle")
+def make_bundle(
+    config: Config = None,
+    state_dir: StateDir = None,
+    python: Annotated[list[str] | None, typer.Option(help="Python of the nodes, e.g. 3.11.  Repeatable.")] = None,
+    machine: Annotated[str, typer.Option(help="Architecture of the nodes: x86_64 or aarch64.")] = "x86_64",
+    source: Annotated[Path | None, typer.Option(help="Checkout to build from, if not this installation's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Collect what new machines install: the node agent, all that it needs, and the scripts of its set-up.
+
+    The gateway serves it to whoever holds an unused join token.  A running gateway takes it up by itself.
+    """
+    from gateway.cli import bundle
+    from gateway.cli.progress import waiting
+
+    directory = _settings(config, state_dir).bundle_path
+    wanted = bundle.Wanted(directory, tuple(python or bundle.PYTHONS), machine, source)
+    with waiting("making the bundle") as say:
+        manifest = bundle.make(wanted, say)
+    if as_json:
+        typer.echo(manifest.model_dump_json(indent=2))
+        return
+    size = sum(item.size for item in manifest.files)
+    typer.echo(f"{directory}: {len(manifest.files)} files, {size / 2**20:.1f} MiB, version {manifest.version}")
+
+
 def create_token(
     name: Annotated[str, typer.Option(help="What it is for; shown in lists and logs.")],
     scope: Annotated[Scope, typer.Option(help="client works with sandboxes, operator may do everything.")],
