@@ -1,0 +1,187 @@
+"""The six methods over jobs."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import ClassVar, Final, Self
+
+from providers.base import (
+    Access,
+    Billing,
+    Caps,
+    ComputeProvider,
+    Create,
+    Deleted,
+    ErrorKind,
+    Instance,
+    Inventory,
+    Offer,
+    Phase,
+    Ref,
+    Scope,
+)
+from providers.ucloud import mapping
+from providers.ucloud.client import UCloudClient
+from providers.ucloud.mapping import DEPLOYMENT, MAX_USER_DATA, NAME, OPERATION
+from providers.ucloud.models import Job
+from providers.ucloud.settings import UCloudSettings, parse, secret
+
+log = logging.getLogger(__name__)
+
+STOPPING_SECONDS: Final = 60.0
+"""How long a job counts as stopping once UCloud took the order; after that it is what UCloud says."""
+IDS_AT_ONCE: Final = 100
+
+
+class UCloudProvider(ComputeProvider):
+    """Instances are jobs that run a virtual machine application."""
+
+    kind: ClassVar[str] = "ucloud"
+    caps: ClassVar[Caps] = Caps(
+        unique_names=False,
+        list_is_atomic=False,
+        deleted_vanish=False,
+        billing=Billing.PER_SECOND,
+        max_user_data=MAX_USER_DATA,
+        calls_per_hour=None,
+        has_gpu=False,
+    )
+
+    def __init__(
+        self,
+        settings: UCloudSettings,
+        client: UCloudClient,
+        *,
+        deployment: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._deployment = deployment
+        self._clock = clock
+        self._stopping: dict[str, float] = {}
+        """Until when each job counts as stopping."""
+        if settings.allow_gpu:
+            # Whether there are GPUs is a fact about an account, which a test boot has to show.
+            self.caps = replace(self.caps, has_gpu=True)  # type: ignore[misc]
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
+        parsed = parse(settings)
+        client = UCloudClient(
+            parsed.base_url,
+            secret(parsed, environ),
+            project=parsed.project,
+            seconds=parsed.request_seconds,
+            page_size=parsed.page_size,
+            max_pages=parsed.max_pages,
+        )
+        return cls(parsed, client, deployment=deployment)
+
+    def offers(self) -> list[Offer]:
+        return mapping.offers(self._client.products(), self._settings)
+
+    def list(self) -> Inventory:
+        """Every job of the deployment, the ended ones as gone: UCloud lists them for ever."""
+        listing = self._client.browse(self._mine())
+        self._check_project(listing.jobs)
+        now = self._clock()
+        self._stopping = {job: until for job, until in self._stopping.items() if until > now}
+        jobs = self._explained(listing.jobs)
+        return Inventory(tuple(self._view(job) for job in jobs), taken_at=listing.taken_at)
+
+    def get(self, ref: Ref) -> Instance | None:
+        found = self._find(ref)
+        return self._view(found[0]) if found else None
+
+    def create(self, want: Create) -> Instance:
+        """Orders one job, unless the operation has one already, even one that has ended.
+
+        UCloud knows no unique names and no idempotency, so that look is all that there is, and it proves nothing about
+        an order that may still be under way: after an outcome that is unknown, look for at least
+        `providers.ucloud.errors.SETTLE_SECONDS`, twice, before ordering again.
+        """
+        mapping.labels(want, self._settings)  # what cannot be carried is refused before anything is asked
+        known = self._client.browse({**self._mine(want.deployment), OPERATION: want.operation_id}).jobs
+        if known:
+            return self._view(_best(known)[0], adopted=True)
+        item = mapping.product_for(want, self._client.products(), self._settings)
+        specification = mapping.specification(want, item, self._settings)
+        accepted = self._client.submit(specification)
+        return self._ordered(want, accepted.id, accepted.at)
+
+    def delete(self, ref: Ref) -> Deleted:
+        """Ends every live job that is meant: one by its id, all that share it by a name.
+
+        Gone is only what is read in a final state; what UCloud says to the order itself proves nothing.
+        """
+        alive = [job for job in self._find(ref) if not mapping.is_final(job)]
+        for job in alive:
+            self._client.terminate(job.id)
+            self._stopping[job.id] = self._clock() + STOPPING_SECONDS
+        return Deleted.ACCEPTED if alive else Deleted.GONE
+
+    def connect(self, instance: Instance) -> Access | None:
+        """The address that UCloud assigned for SSH; that it is assigned does not say that it answers yet."""
+        jobs = self._client.browse(self._mine(), ids=(instance.id,), updates=True).jobs
+        return mapping.access(jobs[0]) if jobs else None
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def _mine(self, deployment: str | None = None) -> dict[str, str]:
+        return {DEPLOYMENT: deployment or self._deployment}
+
+    def _find(self, ref: Ref) -> tuple[Job, ...]:
+        """The jobs that are meant, the best first.
+
+        A browse, because retrieving a job that does not exist is answered as a bad token is.
+        """
+        if ref.id is None and ref.name is None:
+            return ()
+        named = {NAME: ref.name} if ref.name is not None and ref.id is None else {}
+        jobs = self._client.browse(self._mine() | named, ids=(ref.id,) if ref.id is not None else (), updates=True).jobs
+        self._check_project(jobs)
+        return _best(tuple(job for job in jobs if ref.name in (None, job.labels.get(NAME))))
+
+    def _explained(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+        """The jobs, those that wait with their history: it tells why."""
+        waiting = [job.id for job in jobs if job.status.state in mapping.WAITING]
+        told: dict[str, Job] = {}
+        for start in range(0, len(waiting), IDS_AT_ONCE):
+            ids = waiting[start : start + IDS_AT_ONCE]
+            told |= {job.id: job for job in self._client.browse(self._mine(), ids=ids, updates=True).jobs}
+        return tuple(told.get(job.id, job) for job in jobs)
+
+    def _view(self, job: Job, *, adopted: bool = False) -> Instance:
+        is_stopping = self._stopping.get(job.id, float("-inf")) > self._clock()
+        seen = mapping.instance(job, is_stopping=is_stopping, adopted=adopted)
+        if seen.phase is Phase.BOOTING and "failed to schedule" in seen.detail.lower():
+            log.warning("job %s (%s) will not start by itself: %s", seen.id, seen.name, seen.detail)
+        return seen
+
+    def _ordered(self, want: Create, job_id: str, at: datetime) -> Instance:
+        labels = {k: v for k, v in mapping.labels(want, self._settings).items() if k != mapping.USER_DATA}
+        return Instance(
+            id=job_id,
+            name=want.name,
+            labels=labels,
+            phase=Phase.BOOTING,
+            type=want.type,
+            location=want.location,
+            created_at=at,
+        )
+
+    def _check_project(self, jobs: tuple[Job, ...]) -> None:
+        """An API token brings its own project, and UCloud ignores the one that is asked for."""
+        wanted = self._settings.project
+        other = next((job for job in jobs if wanted is not None and job.owner.project != wanted), None)
+        if other is not None:
+            message = f"job {other.id} is in project {other.owner.project}, not {wanted}; the token is for another one"
+            raise mapping.refusal(message, ErrorKind.CONFIG, Scope.PROVIDER)
+
+
+def _best(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    """Live ones first, and of several the oldest, which is the one that is kept."""
+    return tuple(sorted(jobs, key=lambda job: (mapping.is_final(job), job.number)))

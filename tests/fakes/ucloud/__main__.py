@@ -1,0 +1,28 @@
+"""``python -m tests.fakes.ucloud``: the emulator as a process of its own, until SIGTERM or Ctrl-C."""
+
+import argparse
+import json
+import signal
+import sys
+
+from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
+from tests.fakes.ucloud.emulator import emulated
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Emulates SDU UCloud; prints where, as one line of JSON.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--control-port", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--speed", type=float, default=1.0, help="seconds of virtual time for each real one")
+    given = parser.parse_args()
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    with emulated(seed=given.seed, speed=given.speed, port=given.port, control_port=given.control_port) as emulator:
+        where = {"url": emulator.url, "control_url": emulator.control_url, "project": PROJECT}
+        print(json.dumps(where | {"api_token": API_TOKEN, "refresh_token": REFRESH_TOKEN}), flush=True)
+        signal.sigwait(signals)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""The provider's layer: a queue, machines, capacity, locks and money.  Core hears of it only by `report`."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tests.fakes.booting import Booter, Guest
+from tests.fakes.ucloud.catalogue import Catalogue, Product
+from tests.fakes.ucloud.clock import Clock
+from tests.fakes.ucloud.faults import ApiError, FaultScript
+
+FULL = "There are currently no machines available to run your job. It will start once one is free."
+POWERED_OFF = "The virtual machine is powered off."
+ACCOUNTING_SECONDS = 30.0
+QUEUE_STATUS_SECONDS = 10.0
+VANISHED_SECONDS = 300.0
+ORPHAN_SECONDS = 300.0
+
+
+class CoreSide(Protocol):
+    """What the cluster tells Core."""
+
+    def report(self, job_id: str, state: str | None, text: str | None) -> None: ...
+
+    def write_labels(self, job_id: str, labels: dict[str, str]) -> None: ...
+
+    def knows(self, job_id: str) -> bool: ...
+
+
+@dataclass
+class Vm:
+    """The provider's own row of one job."""
+
+    job_id: str
+    specification: dict[str, Any]
+    product: Product
+    phase: str = "queued"
+    """queued, starting, off, running, suspended, stuck, ended"""
+    exists: bool = False
+    holds_room: bool = False
+    told_full: bool = False
+    init_done: bool = False
+    boots: int = 0
+    running_since: float | None = None
+    guest_up: bool = False
+    script: str = "not run"
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Timing:
+    """Ranges in seconds of virtual time."""
+
+    scheduling: tuple[float, float] = (0.1, 5.0)
+    first_image: tuple[float, float] = (5.0, 60.0)
+    next_image: tuple[float, float] = (1.0, 10.0)
+    powered_off: tuple[float, float] = (1.0, 20.0)
+    guest_boot: tuple[float, float] = (5.0, 30.0)
+    report: float = 1.0
+    terminate: tuple[float, float] = (0.0, 2.0)
+    release: tuple[float, float] = (0.0, 30.0)
+
+
+class Cluster:
+    """Machines.  Its memory is its own: a job that Core forgot goes on here until it is purged."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        chance: random.Random,
+        catalogue: Catalogue,
+        faults: FaultScript,
+        core: Callable[[], CoreSide],
+        *,
+        booter: Booter | None,
+        op_label: str,
+    ) -> None:
+        self.clock, self.chance, self.catalogue, self.faults = clock, chance, catalogue, faults
+        self._core = core
+        self._booter = booter
+        self._op_label = op_label
+        self.timing = Timing()
+        self.capacity: dict[str, int] = {}
+        self.vms: dict[str, Vm] = {}
+        self.files: dict[str, str] = {}
+        self.script_label = "ucloud.dk/init-script"
+        self.started: dict[str, list[str]] = {}
+        """Jobs whose machine came to be while Core knew them, by operation."""
+        self.orphans: Counter[str] = Counter()
+        """Machines that came to be for a job that Core had dropped, by operation."""
+        self.billed: dict[str, float] = {}
+        """Seconds in RUNNING, by job."""
+        self._images: set[str] = set()
+        self._starting: str | None = None
+        self._queue_status: dict[str, str] = {}
+        self._queue_status_at = float("-inf")
+        clock.after(ACCOUNTING_SECONDS, self._account)
+
+    # -- what Core asks -----------------------------------------------------------------------------------------------
+
+    def check(self, product: Product) -> None:
+        """What the provider refuses at submission."""
+        if self.catalogue.wallet(product.category).is_locked:
+            why = f"This workspace has reached the {product.category} quota."
+            raise ApiError(402, why, "NOT_ENOUGH_COMPUTE_CREDITS")
+        if not product.vm:
+            raise ApiError(400, "The application is not supported on this machine type")
+
+    def accept(self, job_id: str, specification: dict[str, Any], product: Product) -> None:
+        """Queues a job."""
+        labels = dict(specification.get("labels", {}))
+        self.vms[job_id] = Vm(job_id, specification, product, labels=labels)
+        self.clock.after(self._in(self.timing.scheduling), self.schedule)
+
+    def terminate(self, job_id: str) -> None:
+        """Ends a job; one that is not here is reported as ended again."""
+        vm = self.vms.get(job_id)
+        if vm is not None:
+            self._off(vm, "ended")
+        self.clock.after(self._in(self.timing.terminate), lambda: self._tell(job_id, "SUCCESS", None))
+
+    def suspend(self, job_id: str, text: str = POWERED_OFF) -> None:
+        vm = self.vms.get(job_id)
+        if vm is None or not vm.exists:
+            raise ApiError(400, "Failed to shutdown VM")
+        self._off(vm, "suspended")
+        self._tell(job_id, "SUSPENDED", text)
+
+    def unsuspend(self, job_id: str) -> None:
+        vm = self.vms[job_id]
+        self.check(vm.product)
+        if vm.phase == "suspended":
+            vm.phase = "queued"
+            self._tell(job_id, "IN_QUEUE", None)
+            self.clock.after(self._in(self.timing.scheduling), self.schedule)
+
+    def queue_status(self, product: Product) -> str | None:
+        """Ten seconds old, as there."""
+        if self.clock.now - self._queue_status_at >= QUEUE_STATUS_SECONDS:
+            self._queue_status_at = self.clock.now
+            self._queue_status = {}
+            for item in self.catalogue.products:
+                free = self._free(item.category)
+                self._queue_status[item.name] = "FULL" if free < 1 else "BUSY" if free == 1 else "AVAILABLE"
+        return self._queue_status.get(product.name)
+
+    # -- what happens by itself ---------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Gives room to whatever fits, and starts one machine at a time."""
+        for vm in self.vms.values():
+            if vm.phase != "queued" or vm.holds_room:
+                continue
+            if self._free(vm.product.category) >= 1:
+                vm.holds_room = True
+            elif not vm.told_full:
+                vm.told_full = True
+                self._tell(vm.job_id, None, FULL)
+        waiting = next((vm for vm in self.vms.values() if vm.phase == "queued" and vm.holds_room), None)
+        if self._starting is None and waiting is not None:
+            self._starting, waiting.phase = waiting.job_id, "starting"
+            image = str(waiting.specification.get("application"))
+            seconds = self._in(self.timing.next_image if image in self._images else self.timing.first_image)
+            self._images.add(image)
+            self.clock.after(seconds, lambda: self._prepared(waiting))
+
+    def restart(self) -> None:
+        """The integration module starts again: its queue is what Core holds in queue, stuck ones too."""
+        self._starting = None
+        for vm in self.vms.values():
+            if vm.phase == "starting" or (vm.phase == "stuck" and not vm.exists):
+                vm.phase = "queued"
+        self.schedule()
+
+    def vanish(self, job_id: str) -> None:
+        """The machine is lost, and found missing at once."""
+        vm = self.vms[job_id]
+        self._off(vm, "ended")
+        self._tell(job_id, "SUSPENDED", POWERED_OFF)
+        self.clock.after(VANISHED_SECONDS, lambda: self._tell(job_id, "SUCCESS", None))
+
+    def power_off(self, job_id: str) -> None:
+        """From inside: the machine starts again."""
+        vm = self.vms[job_id]
+        if vm.phase == "running":
+            self._stop_running(vm)
+            vm.phase = "off"
+            self._tell(job_id, "SUSPENDED", POWERED_OFF)
+            self._later_running(vm)
+
+    def _prepared(self, vm: Vm) -> None:
+        if self._starting == vm.job_id:
+            self._starting = None
+        if vm.phase == "starting":
+            self._create_machine(vm)
+        self.schedule()
+
+    def _create_machine(self, vm: Vm) -> None:
+        fault = self.faults.take("start", "start")
+        if fault is not None and fault.get("where", "before") == "before":
+            vm.phase, vm.holds_room = "stuck", False
+            self._tell(vm.job_id, None, "Failed to schedule job: could not prepare the disk")
+            return
+        if not vm.exists:
+            self._count_start(vm)
+        vm.exists = True
+        vm.labels = vm.labels | {"ucloud.dk/service-ip-address": self._address(vm)}
+        if self._core().knows(vm.job_id):
+            self._core().write_labels(vm.job_id, vm.labels)
+        port = self.chance.randrange(2000, 60_000)
+        self._tell(vm.job_id, None, f"SSH: Connected! Available at: ssh ucloud@ssh.example.net -p {port}")
+        self._tell(vm.job_id, "SUSPENDED", POWERED_OFF)
+        vm.phase = "off" if fault is None else "stuck"
+        if fault is None:
+            self._later_running(vm)
+
+    def _later_running(self, vm: Vm) -> None:
+        def run() -> None:
+            if vm.phase != "off":
+                return
+            vm.phase, vm.running_since = "running", self.clock.now
+            vm.boots += 1
+            boot = vm.boots
+            self._tell(vm.job_id, "RUNNING", "The virtual machine is running.")
+            self.clock.after(self._in(self.timing.guest_boot), lambda: self._guest_up(vm, boot))
+
+        self.clock.after(self._in(self.timing.powered_off), run)
+
+    def _guest_up(self, vm: Vm, boot: int) -> None:
+        if vm.phase != "running" or vm.boots != boot:
+            return
+        vm.guest_up = True
+        mounted = self._mounted(vm)
+        path = vm.labels.get(self.script_label, "")
+        script = mounted.get(path, "") if not vm.init_done else ""
+        vm.script = "run" if script else "missing" if path and not vm.init_done else vm.script
+        vm.init_done = vm.init_done or bool(script)
+        if self._booter is not None:
+            name, user_data = vm.specification.get("name") or "", vm.labels.get("sandbox-fleet/user-data", "")
+            self._booter.boot(Guest(vm.job_id, name, dict(vm.labels), user_data, script, mounted))
+
+    def _mounted(self, vm: Vm) -> dict[str, str]:
+        """Files of its drive folders, by path inside the guest."""
+        found: dict[str, str] = {}
+        for resource in vm.specification.get("resources", []):
+            folder = str(resource.get("path", "")).rstrip("/")
+            if resource.get("type") == "file":
+                name = folder.rpartition("/")[2]
+                inside = {p: text for p, text in self.files.items() if p.startswith(folder + "/")}
+                found |= {f"/work/{name}{p.removeprefix(folder)}": text for p, text in inside.items()}
+        return found
+
+    def _count_start(self, vm: Vm) -> None:
+        operation = vm.labels.get(self._op_label, "")
+        if self._core().knows(vm.job_id):
+            self.started.setdefault(operation, []).append(vm.job_id)
+            return
+        self.orphans[operation] += 1
+
+    def purge_later(self, job_id: str) -> None:
+        """An orphan ends after three failed confirmations and five minutes."""
+        self.clock.after(ORPHAN_SECONDS + self._in((0.0, 180.0)), lambda: self._off(self.vms[job_id], "ended"))
+
+    def _off(self, vm: Vm, phase: str) -> None:
+        self._stop_running(vm)
+        if vm.phase == "ended":
+            return
+        if self._starting == vm.job_id:
+            self._starting = None
+        vm.phase = phase
+
+        def release() -> None:
+            if vm.phase in ("ended", "suspended"):
+                vm.holds_room = False
+                self.schedule()
+
+        self.clock.after(self._in(self.timing.release), release)
+
+    def _stop_running(self, vm: Vm) -> None:
+        self._bill(vm)
+        vm.running_since = None
+        if vm.guest_up and self._booter is not None:
+            self._booter.halt(vm.job_id)
+        vm.guest_up = False
+
+    # -- money --------------------------------------------------------------------------------------------------------
+
+    def _account(self) -> None:
+        for vm in self.vms.values():
+            self._bill(vm)
+        for vm in [*self.vms.values()]:
+            wallet = self.catalogue.wallet(vm.product.category)
+            if wallet.is_locked and vm.phase in ("running", "off", "queued"):
+                self._off(vm, "suspended")
+                self._tell(vm.job_id, "SUSPENDED", f"This workspace has reached the {vm.product.category} quota.")
+        self.clock.after(ACCOUNTING_SECONDS, self._account)
+
+    def _bill(self, vm: Vm) -> None:
+        if vm.running_since is None:
+            return
+        seconds = self.clock.now - vm.running_since
+        vm.running_since = self.clock.now
+        self.billed[vm.job_id] = self.billed.get(vm.job_id, 0.0) + seconds
+        self.catalogue.wallet(vm.product.category).used += seconds / 3600 * vm.product.price / 1e6
+
+    def _free(self, category: str) -> int:
+        used = sum(1 for vm in self.vms.values() if vm.holds_room and vm.product.category == category)
+        return self.capacity.get(category, 64) - used
+
+    def _tell(self, job_id: str, state: str | None, text: str | None) -> None:
+        """Core hears of it in batches; the order stays."""
+        self.clock.after(self.timing.report, lambda: self._core().report(job_id, state, text))
+
+    def _in(self, span: tuple[float, float]) -> float:
+        return self.chance.uniform(*span)
+
+    @staticmethod
+    def _address(vm: Vm) -> str:
+        number = int(vm.job_id)
+        return f"10.{number // 62500 % 250}.{number // 250 % 250}.{number % 250 + 1}"
