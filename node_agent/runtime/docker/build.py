@@ -39,8 +39,14 @@ class Builder:
     tools: Path
     tag: str
 
-    def up(self, order: Order, image: Image, ticket: Ticket) -> Record:
+    def up(self, order: Order, image: Image, ticket: Ticket, *, inherited: bool) -> Record:
         """Brings the sandbox up and returns once its first process has begun.
+
+        Args:
+            order: what to bring up.
+            image: its image.
+            ticket: shows whether a delete came in between.
+            inherited: whether an earlier generation's workspace is there.
 
         Raises:
             RuntimeFailure: as `SandboxRuntime.create`; what was made stays for the caller to take down.
@@ -51,6 +57,7 @@ class Builder:
                 image_digest=image.digest,
                 working_dir=config.working_directory(order.spec, image),
                 network=None if order.spec.network == "none" else name,
+                inherited=inherited,
             )
         )
         volume = self.volumes.ensure(self.records.directory(order.sandbox_id), order.spec.disk_mb)

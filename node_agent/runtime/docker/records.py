@@ -25,6 +25,7 @@ class Record(BaseModel):
         working_dir: where its processes start unless they say otherwise.
         layer: the container's directory in Docker's overlay2 store, over which its volume is mounted.
         network: its Docker network.
+        inherited: its workspace is an earlier generation's.
         up: its first process has begun; before that it is debris, if nobody is creating it.
         death: how it ended where Docker does not know, because the container never ran or is gone.
     """
@@ -40,6 +41,7 @@ class Record(BaseModel):
     working_dir: str = "/"
     layer: Path | None = None
     network: str | None = None
+    inherited: bool = False
     up: bool = False
     death: Death | None = None
 
@@ -53,6 +55,11 @@ class Record(BaseModel):
             spec=order.spec,
             spec_hash=order.spec_hash,
         )
+
+    @property
+    def leaves_workspace(self) -> bool:
+        """Whether the next start takes over the workspace.  One that was never told to run has none of its own."""
+        return self.inherited or self.up or self.death is not None
 
     @property
     def order(self) -> Order:

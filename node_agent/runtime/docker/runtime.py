@@ -236,13 +236,13 @@ class DockerRuntime(SandboxRuntime):
     def _built(self, order: Order, image: Image, ticket: Ticket) -> Record:
         """Takes down what is there of earlier generations and brings this one up; on failure, nothing of it stays."""
         record = self._records.load(order.sandbox_id)
-        if record is None:
-            self._builder.destroy(order.sandbox_id)
-        else:
+        keep = record is not None and record.leaves_workspace
+        if keep:
             self._builder.down(order.sandbox_id, record)
-        keep = record is not None
+        else:
+            self._builder.destroy(order.sandbox_id)
         try:
-            return self._builder.up(order, image, ticket)
+            return self._builder.up(order, image, ticket, inherited=keep)
         except RuntimeFailure as failure:
             self._undo(order, keep, failure)
             raise

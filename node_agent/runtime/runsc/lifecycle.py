@@ -59,7 +59,10 @@ def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Imag
     Raises:
         RuntimeFailure: as `SandboxRuntime.create` tells; what was made so far stays for `take_down`.
     """
-    record = Record.of(order).but(image_id=image.id, image_digest=image.digest, image_env=image.env)
+    inherited = places.volume.image.exists()
+    record = Record.of(order).but(
+        image_id=image.id, image_digest=image.digest, image_env=image.env, inherited=inherited
+    )
     places.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     record.save(places.directory, durable=True)
     try:

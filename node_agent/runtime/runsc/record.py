@@ -23,6 +23,7 @@ class Record(BaseModel):
         sentry_pid: host pid of the sandbox's kernel.
         image_env: the image's own environment.
         account, working_dir: of the first process; what an exec starts from.
+        inherited: whether the workspace is an earlier generation's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +41,7 @@ class Record(BaseModel):
     image_env: dict[str, str] = {}
     account: Account = Account(0, 0)
     working_dir: str = "/"
+    inherited: bool = False
     started_at: datetime | None = None
     death: Death | None = None
 
@@ -83,6 +85,11 @@ class Record(BaseModel):
     def but(self, **changes: object) -> Self:
         """The same with some fields changed."""
         return self.model_copy(update=changes)
+
+    @property
+    def leaves_workspace(self) -> bool:
+        """Whether the next start takes over the workspace.  One that was never told to run has none of its own."""
+        return self.inherited or self.state is not EngineState.CREATING
 
     @property
     def order(self) -> Order:

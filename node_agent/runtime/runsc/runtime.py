@@ -170,10 +170,10 @@ class RunscRuntime(SandboxRuntime):
     def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], lifecycle.Running]) -> Record:
         """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
         earlier = self._load(places)
-        keep = earlier is not None and places.volume.image.exists()
+        keep = earlier is not None and earlier.leaves_workspace and places.volume.image.exists()
         try:
             self._supervisor.forget(slot)
-            if earlier is None:
+            if not keep:
                 lifecycle.erase(self._networks, places)  # of a delete or a create that a crash cut short
             else:
                 lifecycle.take_down(self._networks, places, earlier)

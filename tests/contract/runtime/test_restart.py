@@ -1,6 +1,7 @@
 """A restarted agent: what a second instance over the same root finds, adopts, and sweeps."""
 
 import contextlib
+import json
 
 from gateway.wire.states import DeathReason
 from node_agent.runtime.base import EngineState
@@ -54,6 +55,21 @@ def test_sweep_leaves_what_is_owned(lab: Lab) -> None:
         assert read_until(process, b"still here\n") == b"still here\n"
         assert box.text("echo up") == "up"
         process.kill()
+
+
+@also_on_runc
+def test_create_that_a_crash_cut_short_begins_afresh(lab: Lab) -> None:
+    """The first process had begun, but nobody had written so: its traces must not meet the second try."""
+    with lab.sandbox() as box:
+        box.text("touch /workspace/first-try")
+        record = next(lab.root.rglob(f"{box.id}/record.json"))
+        told = json.loads(record.read_text())
+        unsettled = {"state": "creating"} if "state" in told else {"up": False}
+        record.write_text(json.dumps(told | unsettled))
+        restarted = lab.reopen()
+        restarted.create(box.order)
+
+        assert Box(_with(lab, restarted), box.order).text("ls /workspace") == ""
 
 
 def _with(lab: Lab, runtime: object) -> Lab:
