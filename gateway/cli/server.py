@@ -97,6 +97,7 @@ def make_bundle(
     typer.echo(f"{directory}: {len(manifest.files)} files, {size / 2**20:.1f} MiB, version {manifest.version}")
 
 
+@token_app.command("create")
 def create_token(
     name: Annotated[str, typer.Option(help="What it is for; shown in lists and logs.")],
     scope: Annotated[Scope, typer.Option(help="client works with sandboxes, operator may do everything.")],
