@@ -1,9 +1,22 @@
 """What a new instance is told so that it becomes a node: where the gateway is, who it is, a token that works once."""
 
+import base64
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
 from typing import Final
+
+MAX_CLOUD_INIT: Final = 32_768
+"""Bytes: what Hetzner Cloud takes as user data."""
+MAX_LABEL: Final = 4096
+"""Bytes: what our `ucloud` provider puts into one label."""
+CONFIG: Final = "/etc/sandbox-fleet"
+ROOT: Final = "/var/lib/sandbox-fleet/node"
+STAGES: Final = "/run/sandbox-fleet/boot-stages"
+_TEMPLATES: Final = files("autoscaler") / "templates"
 
 
 @dataclass(frozen=True)
@@ -18,6 +31,12 @@ class NodeBoot:
     role: str
     settings: Mapping[str, object]
     """More keys of the node agent's settings file."""
+    bundle_sha256: str = ""
+    """Digest of the gateway's bundle that a machine installs; kinds in `INSTALLING` need it."""
+    default_route: str | None = None
+    """Router of machines whose network tells them none."""
+    resolvers: tuple[str, ...] = ()
+    """Name servers of machines whose network tells them none."""
 
 
 class BootstrapError(Exception):
@@ -46,7 +65,100 @@ def for_local(boot: NodeBoot) -> str:
     return json.dumps({"files": files})
 
 
-RENDERERS: Final[Mapping[str, Callable[[NodeBoot], str]]] = {"local": for_local}
+class _Template(Template):
+    """Placeholders that neither YAML nor a shell has: ``@{name}``."""
+
+    delimiter = "@"
+
+
+def for_cloud_init(boot: NodeBoot) -> str:
+    """A cloud-config document for machines that run cloud-init, e.g. on Hetzner Cloud.
+
+    Raises:
+        BootstrapError: there is no bundle, or the document is larger than the cloud takes.
+    """
+    told = _files(boot)
+    text = _filled(
+        "node.cloud-init.yaml",
+        indent=6,
+        instance=json.dumps(boot.instance),  # a JSON string is a YAML string
+        node_toml=_base64(told["node.toml"]),
+        join_token=_base64(told["join.token"]),
+        bootstrap_env=_base64(told["bootstrap.env"]),
+    )
+    return _bounded(text, MAX_CLOUD_INIT)
+
+
+def for_ucloud(boot: NodeBoot) -> str:
+    """The label that `ucloud_init_script` reads on the machine.
+
+    Raises:
+        BootstrapError: there is no bundle, or the pool's node settings are too long for a label.
+    """
+    return _bounded(json.dumps({"files": _files(boot)}, separators=(",", ":")), MAX_LABEL)
+
+
+def ucloud_init_script() -> str:
+    """The script for the drive folder of the `ucloud` provider; the same for all machines of all fleets."""
+    return _filled("ucloud-init.sh", indent=0)
+
+
+def _files(boot: NodeBoot) -> dict[str, str]:
+    """What differs between machines: the files below `CONFIG`, by name."""
+    if not boot.bundle_sha256:
+        raise BootstrapError("the gateway has no bundle to install; make it there with: sandboxes gateway bundle")
+    settings: dict[str, object] = {
+        "gateway_url": boot.gateway_url,
+        "join_token_file": f"{CONFIG}/join.token",
+        "root": ROOT,
+        "instance": boot.instance,
+        "boot_stages_file": STAGES,
+        **boot.settings,
+    }
+    settings["labels"] = {"pool": boot.pool, "role": boot.role, **_mapping(settings.get("labels", {}))}
+    environment = {
+        "GATEWAY_URL": boot.gateway_url.rstrip("/"),
+        "BUNDLE_SHA256": boot.bundle_sha256,
+        "DEFAULT_ROUTE": boot.default_route or "",
+        "RESOLVERS": " ".join(boot.resolvers),
+    }
+    return {
+        "node.toml": toml(settings),
+        "join.token": f"{boot.join_token}\n",
+        "bootstrap.env": "".join(f"{key}={shlex.quote(value)}\n" for key, value in environment.items()),
+    }
+
+
+def _filled(name: str, *, indent: int, **words: str) -> str:
+    """A template, with the parts that all machines share put in at that depth."""
+    parts = {"bootstrap_service": "sandbox-fleet-bootstrap.service", "bootstrap_script": "bootstrap.sh"}
+    break_ = "\n" + " " * indent
+    shared = {word: break_.join(_read(part).rstrip("\n").split("\n")) for word, part in parts.items()}
+    return _Template(_read(name)).substitute(shared | words)
+
+
+def _read(name: str) -> str:
+    return (_TEMPLATES / name).read_text()
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _bounded(text: str, most: int) -> str:
+    size = len(text.encode())
+    if size > most:
+        raise BootstrapError(f"user data has {size} bytes, over the {most} allowed; shorten the pool's node settings")
+    return text
+
+
+RENDERERS: Final[Mapping[str, Callable[[NodeBoot], str]]] = {
+    "local": for_local,
+    "hetzner": for_cloud_init,
+    "ucloud": for_ucloud,
+}
+INSTALLING: Final = frozenset({"hetzner", "ucloud"})
+"""Kinds whose machines install the gateway's bundle."""
 
 
 def renderer(kind: str) -> Callable[[NodeBoot], str]:

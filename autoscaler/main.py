@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autoscaler import lock, release
-from autoscaler.bootstrap import BootstrapError, NodeBoot, renderer
+from autoscaler.bootstrap import INSTALLING, BootstrapError, NodeBoot, renderer
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.daemon import Daemon
 from autoscaler.execute import Executor, Preparation
@@ -49,8 +49,8 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
         StartError: the token, a provider or the journal cannot be used.
     """
     providers = make_providers(settings, environ)
-    preparations = {pool.name: _preparation(pool, settings) for pool in settings.pools}
     gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
+    preparations = {pool.name: _preparation(pool, settings, gateway) for pool in settings.pools}
     policy, clock = settings.policy(), Clock()
     journal = open_journal(settings)
     try:
@@ -127,7 +127,7 @@ def open_journal(settings: AutoscalerSettings) -> Journal:
         raise StartError(str(error)) from error
 
 
-def _preparation(pool: PoolSettings, settings: AutoscalerSettings) -> Preparation:
+def _preparation(pool: PoolSettings, settings: AutoscalerSettings, gateway: GatewayClient) -> Preparation:
     kind = str(settings.providers[pool.provider].get("kind", pool.provider))
     try:
         render = renderer(kind)
@@ -143,6 +143,9 @@ def _preparation(pool: PoolSettings, settings: AutoscalerSettings) -> Preparatio
                 pool=pool.name,
                 role=pool.role,
                 settings=pool.node_settings,
+                bundle_sha256=gateway.bundle().sha256 if kind in INSTALLING else "",
+                default_route=pool.default_route,
+                resolvers=pool.resolvers,
             )
         )
 

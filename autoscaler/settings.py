@@ -71,6 +71,10 @@ class PoolSettings(BaseModel):
     """MiB of disk that a node keeps for itself; told to it."""
     slots: int = Field(default=250, ge=1)
     """Most sandboxes of a node; told to it."""
+    default_route: str | None = None
+    """Router of instances whose network tells them none, such as those with a private address only."""
+    resolvers: tuple[str, ...] = ()
+    """Name servers of instances whose network tells them none."""
     node: dict[str, object] = {}
     """More settings of its node agents, as they stand in the node agent's own file; they win over the four above."""
 

@@ -4,7 +4,8 @@
 #
 # Reads /etc/sandbox-fleet/bootstrap.env:  GATEWAY_URL, and BUNDLE_SHA256 (digest of the bundle's SHA256SUMS; may be
 # empty, then the gateway is believed). The join token lies in /etc/sandbox-fleet/join.token, the agent's settings in
-# node.toml beside it. `install.sh --image` installs and starts nothing: for an image that others boot from.
+# node.toml beside it. With --image it installs and starts nothing, for an image that others boot from; with --address it
+# only notes the address at which the agent is to listen.
 set -euo pipefail
 
 readonly CONFIG=${SANDBOX_FLEET_CONFIG:-/etc/sandbox-fleet}
@@ -88,21 +89,27 @@ for family, kind, protocol, _, address in socket.getaddrinfo(parts.hostname, por
 PYTHON
 }
 
-# Without a service manager (in a container, in a test) the caller starts the agent itself.
-start() {
+write_address() {
     local address
     address=$(own_address)
     (umask 077 && printf 'SANDBOXES_NODE_HOST=%s\n' "$address" >"$CONFIG/node.env")
+}
+
+# Without a service manager (in a container, in a test) the caller starts the agent itself.
+start() {
+    write_address
     if [ -d /run/systemd/system ]; then
         systemctl daemon-reload
         systemctl enable --now sandbox-fleet-node.service
     fi
 }
 
-is_image=no
-[ "${1:-}" != --image ] || is_image=yes
 # shellcheck source=/dev/null
 . "$CONFIG/bootstrap.env"
+if [ "${1:-}" = --address ]; then
+    write_address
+    exit
+fi
 mkdir -p "$RUN" "$PREFIX"
 if [ -z "${BUNDLE_SHA256:-}" ] || [ "$(cat "$MARKER" 2>/dev/null)" != "$BUNDLE_SHA256" ]; then
     rm -f "$MARKER"
@@ -115,4 +122,4 @@ if [ -z "${BUNDLE_SHA256:-}" ] || [ "$(cat "$MARKER" 2>/dev/null)" != "$BUNDLE_S
     sha256sum "$BUNDLE/SHA256SUMS" | cut -d' ' -f1 >"$MARKER"
     install -m 0755 "$BUNDLE/install.sh" "$PREFIX/install.sh"
 fi
-[ "$is_image" = yes ] || start
+[ "${1:-}" = --image ] || start

@@ -1,0 +1,1 @@
+"""What new machines are told, as templates; `autoscaler.bootstrap` fills them in."""
