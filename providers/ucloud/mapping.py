@@ -197,7 +197,7 @@ def specification(want: Create, item: SupportedProduct, settings: UCloudSettings
     product = item.product
     return {
         "name": want.name,
-        "hostname": want.name,
+        "hostname": want.name if settings.private_networks else None,
         "application": {"name": application, "version": version},
         "product": {"id": product.name, "category": product.category.name, "provider": product.category.provider},
         "replicas": 1,

@@ -1,9 +1,13 @@
 """The parts of UCloud's answers that are read, as types.  Whatever else is in them is left alone."""
 
-from typing import Literal
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+T = TypeVar("T")
+# UCloud is written in Go, where a list without elements may come as null.
+Many = Annotated[tuple[T, ...], BeforeValidator(lambda value: () if value is None else value)]
 
 
 class _Model(BaseModel):
@@ -60,7 +64,7 @@ class Job(_Model):
     owner: Owner = Owner()
     specification: Specification
     status: Status
-    updates: tuple[Update, ...] = ()
+    updates: Many[Update] = ()
     """Empty unless they were asked for."""
 
     @property
@@ -77,7 +81,7 @@ class Job(_Model):
 class JobPage(_Model):
     """One page of jobs, the newest first."""
 
-    items: tuple[Job, ...]
+    items: Many[Job]
     next: str | None = None
 
 
@@ -121,7 +125,8 @@ class Support(_Model):
     """What a product can do, and whether it could be had a moment ago."""
 
     virtual_machine: MachineSupport = MachineSupport()
-    queue_status: Literal["AVAILABLE", "BUSY", "FULL"] | str | None = None
+    queue_status: str | None = None
+    """``AVAILABLE`` for two or more, ``BUSY`` for one, ``FULL``; ``None`` when it is not known."""
 
 
 class SupportedProduct(_Model):
@@ -134,7 +139,7 @@ class SupportedProduct(_Model):
 class Catalogue(_Model):
     """Everything that is sold, by service provider."""
 
-    products_by_provider: dict[str, tuple[SupportedProduct, ...]]
+    products_by_provider: dict[str, Many[SupportedProduct]]
 
 
 class JobId(_Model):
@@ -146,13 +151,13 @@ class JobId(_Model):
 class Submitted(_Model):
     """The answer to a submission of one job."""
 
-    responses: tuple[JobId, ...] = ()
+    responses: Many[JobId] = ()
 
 
 class Acknowledged(_Model):
     """The answer to an order for the end of jobs: one empty object for each."""
 
-    responses: tuple[dict[str, object], ...] = ()
+    responses: Many[dict[str, object]] = ()
 
 
 class Tokens(_Model):

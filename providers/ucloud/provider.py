@@ -1,6 +1,5 @@
 """The six methods over jobs."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,8 +26,6 @@ from providers.ucloud.client import UCloudClient
 from providers.ucloud.mapping import DEPLOYMENT, MAX_USER_DATA, NAME, OPERATION
 from providers.ucloud.models import Job
 from providers.ucloud.settings import UCloudSettings, parse, secret
-
-log = logging.getLogger(__name__)
 
 STOPPING_SECONDS: Final = 60.0
 """How long a job counts as stopping once UCloud took the order; after that it is what UCloud says."""
@@ -156,10 +153,7 @@ class UCloudProvider(ComputeProvider):
 
     def _view(self, job: Job, *, adopted: bool = False) -> Instance:
         is_stopping = self._stopping.get(job.id, float("-inf")) > self._clock()
-        seen = mapping.instance(job, is_stopping=is_stopping, adopted=adopted)
-        if seen.phase is Phase.BOOTING and "failed to schedule" in seen.detail.lower():
-            log.warning("job %s (%s) will not start by itself: %s", seen.id, seen.name, seen.detail)
-        return seen
+        return mapping.instance(job, is_stopping=is_stopping, adopted=adopted)
 
     def _ordered(self, want: Create, job_id: str, at: datetime) -> Instance:
         labels = {k: v for k, v in mapping.labels(want, self._settings).items() if k != mapping.USER_DATA}

@@ -1,35 +1,70 @@
-"""How an emulated VM becomes a machine that really runs: the hook that each cloud's emulator calls.
+"""How an emulated VM becomes a machine that really runs: what every cloud's emulator calls.
 
-An emulator knows states and time; what runs inside its VMs is a matter of whoever starts the emulator.  Without a
-booter nothing runs.
+An emulator knows states and time; what runs inside its VMs is a matter of whoever starts the emulator.  One booter
+serves the emulators of all clouds: it needs no more of a machine than `Machine` has.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import queue
+import threading
+from collections.abc import Callable
 from typing import Protocol
 
 
-@dataclass(frozen=True)
-class Guest:
-    """One VM whose operating system is up, as it sees itself."""
+class Machine(Protocol):
+    """One VM whose operating system is up."""
 
-    id: str
-    """The cloud's id of the instance."""
-    name: str
-    labels: Mapping[str, str]
-    user_data: str
-    """What the order carried for the guest; empty for nothing."""
-    script: str = ""
-    """Text of the script that the cloud starts at the first boot; empty where user data is all that there is."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Files that are mounted into the guest, by absolute path."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def user_data(self) -> str:
+        """What the order carried for the guest, byte for byte; empty for nothing."""
+
+    @property
+    def ipv4(self) -> str:
+        """Its address; `Booter.address` decides it."""
 
 
 class Booter(Protocol):
-    """Runs guests.  Both methods return at once; neither is called twice for one boot of a guest."""
+    """Brings emulated machines to life.
 
-    def boot(self, guest: Guest) -> None:
-        """The guest is up: start what its user data asks for."""
+    ``boot`` and ``stop`` are called one after the other on a thread of their own, in the order of the machines'
+    changes; so they may take their time, and may call the emulator.
+    """
 
-    def halt(self, guest_id: str) -> None:
-        """The guest is off, for whatever reason: end everything that runs in it."""
+    def address(self, name: str) -> str | None:
+        """The address that a new machine shall have; ``None`` leaves it to the emulator.
+
+        Asked under the emulator's lock: it must answer at once and call nothing.
+        """
+
+    def boot(self, machine: Machine) -> None:
+        """The machine is up; called again when it is started again."""
+
+    def stop(self, name: str) -> None:
+        """The machine is off or gone; called once for each ``boot``, and at the end for all that still run."""
+
+
+class Effects:
+    """Does what is put in, in its order, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.failures: list[BaseException] = []
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._todo.put(work)
+
+    def close(self) -> None:
+        """Waits for all that was put in."""
+        self._todo.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (work := self._todo.get()) is not None:
+            try:
+                work()
+            except Exception as error:
+                self.failures.append(error)  # one machine that does not start must not keep the others from it

@@ -1,6 +1,10 @@
-"""``python -m tests.fakes.ucloud``: the emulator as a process of its own, until SIGTERM or Ctrl-C."""
+"""``python -m tests.fakes.ucloud``: the emulator as a process of its own, until SIGTERM or Ctrl-C.
+
+``--booter module:factory`` takes a `tests.fakes.booting.Booter`, which ``factory()`` makes.
+"""
 
 import argparse
+import importlib
 import json
 import signal
 import sys
@@ -15,10 +19,14 @@ def main() -> None:
     parser.add_argument("--control-port", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speed", type=float, default=1.0, help="seconds of virtual time for each real one")
+    parser.add_argument("--booter", help="module:factory of what runs inside the machines")
     given = parser.parse_args()
+    module, _, factory = (given.booter or "").partition(":")
+    booter = getattr(importlib.import_module(module), factory)() if module else None
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    with emulated(seed=given.seed, speed=given.speed, port=given.port, control_port=given.control_port) as emulator:
+    ports = {"port": given.port, "control_port": given.control_port}
+    with emulated(seed=given.seed, speed=given.speed, booter=booter, **ports) as emulator:
         where = {"url": emulator.url, "control_url": emulator.control_url, "project": PROJECT}
         print(json.dumps(where | {"api_token": API_TOKEN, "refresh_token": REFRESH_TOKEN}), flush=True)
         signal.sigwait(signals)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.fakes.booting import Booter, Guest
+from tests.fakes.booting import Booter, Effects
 from tests.fakes.ucloud.catalogue import Catalogue, Product
 from tests.fakes.ucloud.clock import Clock
 from tests.fakes.ucloud.faults import ApiError, FaultScript
 
 FULL = "There are currently no machines available to run your job. It will start once one is free."
 POWERED_OFF = "The virtual machine is powered off."
+SERVICE_ADDRESS = "ucloud.dk/service-ip-address"
+USER_DATA = "sandbox-fleet/user-data"
 ACCOUNTING_SECONDS = 30.0
 QUEUE_STATUS_SECONDS = 10.0
 VANISHED_SECONDS = 300.0
@@ -48,6 +50,25 @@ class Vm:
     script: str = "not run"
     labels: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return self.specification.get("name") or self.job_id
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A machine as it sees itself, for a `Booter`."""
+
+    id: str
+    name: str
+    labels: dict[str, str]
+    user_data: str
+    ipv4: str
+    script: str
+    """Text of the init script if it runs at this boot: once for each disk."""
+    files: dict[str, str]
+    """What is mounted, by path inside the guest."""
+
 
 @dataclass
 class Timing:
@@ -75,11 +96,12 @@ class Cluster:
         core: Callable[[], CoreSide],
         *,
         booter: Booter | None,
+        effects: Effects,
         op_label: str,
     ) -> None:
         self.clock, self.chance, self.catalogue, self.faults = clock, chance, catalogue, faults
         self._core = core
-        self._booter = booter
+        self._booter, self._effects = booter, effects
         self._op_label = op_label
         self.timing = Timing()
         self.capacity: dict[str, int] = {}
@@ -206,7 +228,7 @@ class Cluster:
         if not vm.exists:
             self._count_start(vm)
         vm.exists = True
-        vm.labels = vm.labels | {"ucloud.dk/service-ip-address": self._address(vm)}
+        vm.labels = vm.labels | {SERVICE_ADDRESS: self._address(vm)}
         if self._core().knows(vm.job_id):
             self._core().write_labels(vm.job_id, vm.labels)
         port = self.chance.randrange(2000, 60_000)
@@ -237,9 +259,10 @@ class Cluster:
         script = mounted.get(path, "") if not vm.init_done else ""
         vm.script = "run" if script else "missing" if path and not vm.init_done else vm.script
         vm.init_done = vm.init_done or bool(script)
-        if self._booter is not None:
-            name, user_data = vm.specification.get("name") or "", vm.labels.get("sandbox-fleet/user-data", "")
-            self._booter.boot(Guest(vm.job_id, name, dict(vm.labels), user_data, script, mounted))
+        if (booter := self._booter) is not None:
+            user_data, address = vm.labels.get(USER_DATA, ""), vm.labels[SERVICE_ADDRESS]
+            guest = Guest(vm.job_id, vm.name, dict(vm.labels), user_data, address, script, mounted)
+            self._effects.put(lambda: booter.boot(guest))
 
     def _mounted(self, vm: Vm) -> dict[str, str]:
         """Files of its drive folders, by path inside the guest."""
@@ -281,9 +304,14 @@ class Cluster:
     def _stop_running(self, vm: Vm) -> None:
         self._bill(vm)
         vm.running_since = None
-        if vm.guest_up and self._booter is not None:
-            self._booter.halt(vm.job_id)
+        if vm.guest_up and (booter := self._booter) is not None:
+            self._effects.put(lambda: booter.stop(vm.name))
         vm.guest_up = False
+
+    def stop_all(self) -> None:
+        """Nothing runs on after the end of the emulator."""
+        for vm in self.vms.values():
+            self._stop_running(vm)
 
     # -- money --------------------------------------------------------------------------------------------------------
 
@@ -316,7 +344,7 @@ class Cluster:
     def _in(self, span: tuple[float, float]) -> float:
         return self.chance.uniform(*span)
 
-    @staticmethod
-    def _address(vm: Vm) -> str:
+    def _address(self, vm: Vm) -> str:
+        wanted = self._booter.address(vm.name) if self._booter is not None else None
         number = int(vm.job_id)
-        return f"10.{number // 62500 % 250}.{number // 250 % 250}.{number % 250 + 1}"
+        return wanted or f"10.{number // 62500 % 250}.{number // 250 % 250}.{number % 250 + 1}"

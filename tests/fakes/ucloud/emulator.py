@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.fakes.booting import Booter
+from tests.fakes.booting import Booter, Effects
 from tests.fakes.ucloud.auth import Auth, Caller
 from tests.fakes.ucloud.catalogue import Catalogue
 from tests.fakes.ucloud.clock import Clock
@@ -36,6 +36,7 @@ class World:
         self.faults = FaultScript(random.Random(seed + 1))
         self.catalogue = Catalogue()
         self.auth = Auth(self.clock, self.chance)
+        self.effects = Effects()
         self.cluster = Cluster(
             self.clock,
             self.chance,
@@ -43,6 +44,7 @@ class World:
             self.faults,
             lambda: self.core,
             booter=booter,
+            effects=self.effects,
             op_label=OP_LABEL,
         )
         self.core = Core(self.clock, self.chance, self.catalogue, self.faults, self.cluster)
@@ -200,8 +202,13 @@ class Emulator:
         self._ended.set()
         if self._ticker.is_alive():
             self._ticker.join(10)
+        with self._world.lock:
+            self._world.cluster.stop_all()
+        self._world.effects.close()
         self._api.close()
         self._control.close()
+        if self._world.effects.failures:
+            raise AssertionError(f"machines failed: {self._world.effects.failures}")
 
     def _tick(self, speed: float) -> None:
         before = time.monotonic()
