@@ -1,4 +1,4 @@
-"""Label rules, and the selector grammar: ``k==v``, ``k=v``, ``k!=v``, ``k``, ``!k``, ``k in (a,b)``, ``k notin (a)``."""
+"""Label rules, and selectors: ``k==v``, ``k=v``, ``k!=v``, ``k``, ``!k``, ``k in (a,b)``, ``k notin (a,b)``."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,0 +1,163 @@
+"""hcloud in hand: one call is one call, bounded, in the token's name, and on the provider's clock."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import ClassVar
+
+import hcloud
+import pytest
+from hcloud.images import Image
+from hcloud.server_types import ServerType
+
+from providers.base import Applied, ErrorKind, ProviderError
+from providers.hetzner.budget import Need
+from providers.hetzner.client import Api
+from providers.hetzner.settings import parse
+from tests.fakes.hetzner.clock import EPOCH
+from tests.unit.providers.hetzner.lab import Lab, order
+
+
+def posts(lab: Lab) -> int:
+    return int(lab.cloud.audit()["calls"])
+
+
+def test_hcloud_by_itself_sends_a_create_again_and_sleeps(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Why its retries are ended: the caller waits, and is told that the name of its own server is taken."""
+    sleeps: list[float] = []
+    monkeypatch.setattr("hcloud._client.time.sleep", sleeps.append)
+    lab.cloud.fault("hang", "POST /servers", seconds=1.0)
+    client = hcloud.Client(lab.cloud.token, api_endpoint=lab.cloud.api, timeout=0.2)
+    with pytest.raises(hcloud.APIException) as caught:
+        client.servers.create(name="op1", server_type=ServerType(name="cx33"), image=Image(name="debian-12"))
+    assert caught.value.code == "uniqueness_error"
+    assert len(sleeps) == 1
+    assert posts(lab) == 2
+
+
+@pytest.mark.parametrize("do", ["hang", "lost", "error", "html"])
+def test_a_create_is_sent_once(lab: Lab, monkeypatch: pytest.MonkeyPatch, do: str) -> None:
+    monkeypatch.setattr("hcloud._client.time.sleep", lambda _: pytest.fail("it sleeps"))
+    lab.cloud.fault(do, "POST /servers", seconds=1.0, status=504, code="timeout", apply=True)
+    with pytest.raises(ProviderError) as caught:
+        lab.provider(read_seconds=0.3).create(order())
+    assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.MAYBE)
+    assert posts(lab) == 1
+
+
+@pytest.mark.parametrize("code", ["conflict", "rate_limit_exceeded", "bad_gateway", "timeout"])
+def test_no_code_makes_it_try_again(lab: Lab, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr("hcloud._client.time.sleep", lambda _: pytest.fail("it sleeps"))
+    lab.cloud.fault("error", "GET /servers", status=400, code=code, times=None)
+    with pytest.raises(ProviderError):
+        lab.provider().list()
+    assert posts(lab) == 1
+
+
+def test_a_silent_api_is_left(lab: Lab) -> None:
+    lab.cloud.fault("slow", "GET /servers", seconds=1.0)
+    with pytest.raises(ProviderError) as caught:
+        lab.provider(read_seconds=0.2).list()
+    assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.NO)
+
+
+def test_nobody_listens() -> None:
+    settings = parse({"endpoint": "http://127.0.0.1:9/v1", "ssh_keys": ["fleet"]})
+    with pytest.raises(ProviderError) as caught:
+        Api(settings, "t").call("POST", "/servers", need=Need.CREATE, body={})
+    assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.MAYBE)
+
+
+def test_times_are_the_providers(lab: Lab) -> None:
+    lab.advance(90)
+    assert lab.provider().list().taken_at == datetime.fromtimestamp(EPOCH + 90, UTC)
+
+
+def test_a_password_in_netrc_does_not_replace_the_token(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert lab.provider().list().instances == ()
+
+
+def test_another_hcloud_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("hcloud._client.requests.Session", raising=True)
+    monkeypatch.setattr("hcloud._client.requests.Session", object, raising=False)
+    with pytest.raises(RuntimeError, match="install hcloud<3"):
+        Api(parse({"ssh_keys": ["fleet"]}), "t")
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Answers every call with one body and one set of headers."""
+
+    status: ClassVar[int]
+    body: ClassVar[bytes]
+    extra: ClassVar[dict[str, str]]
+    seen: ClassVar[list[str]]
+
+    def do_GET(self) -> None:
+        self.seen.append(self.path)
+        self.send_response_only(self.status)
+        for name, value in {"Content-Length": str(len(self.body)), **self.extra}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def odd() -> Iterator[tuple[type[Odd], Api]]:
+    handler = type("One", (Odd,), {"status": 200, "body": b"{}", "extra": {}, "seen": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    yield handler, Api(parse({"endpoint": endpoint, "ssh_keys": ["fleet"]}), "t")
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "applied"),
+    [
+        (500, {"error": "broken"}, Applied.MAYBE),
+        (400, {"error": {"text": "no code"}}, Applied.MAYBE),
+        (400, {"error": None}, Applied.MAYBE),
+        (401, {"error": []}, Applied.NO),
+        (200, [1, 2], Applied.MAYBE),
+    ],
+)
+def test_bodies_of_another_shape(odd: tuple[type[Odd], Api], status: int, body: object, applied: Applied) -> None:
+    handler, api = odd
+    handler.status, handler.body = status, json.dumps(body).encode()
+    handler.extra = {"Date": "Tue, 01 Jan 2030 00:00:00 GMT"}
+    with pytest.raises(ProviderError) as caught:
+        api.call("POST", "/servers", need=Need.CREATE, body={})
+    assert caught.value.applied is applied
+
+
+@pytest.mark.parametrize("date", [None, "yesterday"])
+def test_an_answer_without_a_time_is_not_understood(odd: tuple[type[Odd], Api], date: str | None) -> None:
+    handler, api = odd
+    handler.extra = {"Date": date} if date is not None else {}
+    with pytest.raises(ProviderError, match="Date") as caught:
+        api.call("GET", "/servers", need=Need.LIST)
+    assert caught.value.kind is ErrorKind.BUG
+
+
+def test_a_redirect_is_not_followed(odd: tuple[type[Odd], Api]) -> None:
+    handler, api = odd
+    handler.status, handler.extra = 302, {"Location": "/elsewhere"}
+    with pytest.raises(ProviderError) as caught:
+        api.call("POST", "/servers", need=Need.CREATE, body={})
+    assert caught.value.applied is Applied.MAYBE
+    assert handler.seen == ["/servers"]

@@ -1,0 +1,226 @@
+"""The emulator keeps to the API's rules; what is shown over it is worth no more than that."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.hetzner import Control, Machine, emulator
+from tests.fakes.hetzner.labels import BadSelectorError, selector
+from tests.unit.providers.hetzner.lab import Lab, order
+
+LABELS = {"role": "node", "x.y/z": "1", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("role==node", True),
+        ("role=node", True),
+        ("role!=node", False),
+        ("other!=node", True),
+        ("role", True),
+        ("!role", False),
+        ("!other", True),
+        ("role in (node,builder)", True),
+        ("role in (builder)", False),
+        ("role notin (builder, other)", True),
+        ("x.y/z==1,role in (a,node),!other", True),
+        ("x.y/z==1,other", False),
+        ("empty==", True),
+        ("", True),
+    ],
+)
+def test_selectors(text: str, expected: bool) -> None:
+    assert selector(text)(LABELS) is expected
+
+
+@pytest.mark.parametrize("text", ["a b", "==x", "a in b", "role==x y", "-a"])
+def test_selectors_that_are_none(text: str) -> None:
+    with pytest.raises(BadSelectorError):
+        selector(text)
+
+
+def get(cloud: Control, path: str, method: str = "GET", body: object = None) -> tuple[int, Any]:
+    data = json.dumps(body).encode() if body is not None else None
+    headers = {"Authorization": f"Bearer {cloud.token}", "Connection": "close"}
+    request = urllib.request.Request(f"{cloud.api}{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_pages(lab: Lab) -> None:
+    for number in range(60):
+        lab.cloud.add("volumes", name=f"v{number}")
+    status, answer = get(lab.cloud, "/volumes")
+    assert (status, len(answer["volumes"])) == (200, 25)
+    assert answer["meta"]["pagination"] == {
+        "page": 1,
+        "per_page": 25,
+        "previous_page": None,
+        "next_page": 2,
+        "last_page": 3,
+        "total_entries": 60,
+    }
+    status, answer = get(lab.cloud, "/volumes?per_page=50&page=2&sort=id:desc")
+    assert [row["name"] for row in answer["volumes"]] == [f"v{number}" for number in reversed(range(10))]
+    assert get(lab.cloud, "/volumes?per_page=51")[0] == 422
+    assert len(get(lab.cloud, "/volumes?name=v1")[1]["volumes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"name": "a_b"}, 422, "invalid_input"),
+        ({"server_type": "cx11"}, 422, "invalid_input"),
+        ({"location": "ash"}, 422, "invalid_input"),
+        ({"image": "debian-3"}, 404, "not_found"),
+        ({"labels": {"a": "b c"}}, 422, "invalid_input"),
+        ({"user_data": "x" * 32769}, 422, "invalid_input"),
+        ({"ssh_keys": ["nobody's"]}, 404, "not_found"),
+        ({"networks": [1]}, 404, "not_found"),
+    ],
+)
+def test_creates_that_are_refused(lab: Lab, body: dict[str, Any], status: int, code: str) -> None:
+    fine = {"name": "a", "server_type": "cx33", "image": "debian-12", "location": "fsn1"}
+    got, answer = get(lab.cloud, "/servers", "POST", {**fine, **body})
+    assert (got, answer["error"]["code"]) == (status, code)
+    assert get(lab.cloud, "/servers", "POST", fine)[0] == 201
+    got, answer = get(lab.cloud, "/servers", "POST", fine)
+    assert (got, answer["error"]["code"]) == (409, "uniqueness_error")
+
+
+def test_actions_and_states_take_their_time(lab: Lab) -> None:
+    fine = {"name": "a", "server_type": "cx33", "image": "debian-12"}
+    _, made = get(lab.cloud, "/servers", "POST", fine)
+    assert made["server"]["status"] == "initializing"
+    assert made["server"]["locked"]
+    assert made["root_password"] is not None
+    assert [action["command"] for action in (made["action"], *made["next_actions"])] == [
+        "create_server",
+        "start_server",
+    ]
+    assert get(lab.cloud, f"/servers/{made['server']['id']}/actions/reboot", "POST", {})[1]["error"]["code"] == "locked"
+    lab.advance(13)
+    _, action = get(lab.cloud, f"/actions/{made['next_actions'][0]['id']}")
+    assert action["action"]["status"] == "success"
+    _, answer = get(lab.cloud, f"/servers/{made['server']['id']}")
+    assert (answer["server"]["status"], answer["server"]["locked"]) == ("running", False)
+    assert get(lab.cloud, "/datacenters")[0] == 410
+
+
+def test_hours_are_billed_as_they_begin(lab: Lab) -> None:
+    lab.provider().create(order())
+    lab.advance(3601)
+    assert lab.cloud.audit()["servers"][0]["billed_seconds"] == 7200
+
+
+def test_the_bucket_refills(lab: Lab) -> None:
+    lab.cloud.ask("budget", left=1)
+    assert get(lab.cloud, "/volumes")[0] == 200
+    assert get(lab.cloud, "/volumes")[0] == 429
+    lab.cloud.advance(2)
+    assert get(lab.cloud, "/volumes")[0] == 200
+
+
+def test_an_unknown_knob_fault_or_verb_is_refused(lab: Lab) -> None:
+    for call in (
+        lambda: lab.cloud.knobs(no_such=1),
+        lambda: lab.cloud.fault("no such"),
+        lambda: lab.cloud.ask("no_such"),
+        lambda: lab.cloud.ask("server", name="nobody"),
+    ):
+        with pytest.raises(ValueError):
+            call()
+
+
+class Recorder:
+    """A booter that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+        self.heard = threading.Condition()
+
+    def address(self, name: str) -> str | None:
+        return "127.9.9.9"
+
+    def boot(self, machine: Machine) -> None:
+        self._note("boot", machine)
+
+    def stop(self, name: str) -> None:
+        self._note("stop", name)
+
+    def _note(self, what: str, value: Any) -> None:
+        with self.heard:
+            self.told.append((what, value))
+            self.heard.notify_all()
+
+    def wait(self, count: int) -> list[tuple[str, Any]]:
+        with self.heard:
+            assert self.heard.wait_for(lambda: len(self.told) >= count, 10)
+            return list(self.told)
+
+
+def test_a_booter_is_told_what_runs_and_what_ends() -> None:
+    booter = Recorder()
+    with emulator(booter=booter) as cloud:
+        lab = Lab(cloud)
+        made = lab.provider().create(order())
+        assert made.address == "127.9.9.9"
+        lab.advance(60)
+        ((what, machine),) = booter.wait(1)
+        assert (what, machine.name, machine.user_data) == ("boot", made.name, "#cloud-config\n")
+        assert (machine.ipv4, machine.cores, machine.location) == ("127.9.9.9", 4, "fsn1")
+        cloud.ask("server", name=made.name, status="off")
+        cloud.ask("server", name=made.name, status="running")
+        assert [what for what, _ in booter.wait(3)] == ["boot", "stop", "boot"]
+        lab.provider().create(order(2))
+        lab.advance(60)
+        booter.wait(4)
+    assert sorted(booter.told[4:]) == [("stop", "unit-cpu-op1"), ("stop", "unit-cpu-op2")]
+
+
+def test_as_a_process_it_boots_commands_and_ends_them(tmp_path: Path) -> None:
+    write = f'{sys.executable} -c "import sys, time; print(open(sys.argv[1]).read(), flush=True); time.sleep(600)"'
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.fakes.hetzner",
+            "--pace",
+            "100",
+            "--root",
+            str(tmp_path),
+            "--boot",
+            write + " ${user_data}",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        lab = Lab(Control(told["control"], told["api"], told["token"]))
+        try:
+            lab.provider().create(order(user_data="hello"))
+            log = tmp_path / "unit-cpu-op1" / "log"
+            ready = threading.Event()
+            for _ in range(500):
+                if log.exists() and log.read_text().startswith("hello"):
+                    break
+                ready.wait(0.02)
+            assert log.read_text().startswith("hello")
+            assert lab.cloud.here()[0]["status"] == "running"
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
