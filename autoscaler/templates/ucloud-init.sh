@@ -6,7 +6,7 @@ readonly CONFIG=/etc/sandbox-fleet
 
 mkdir -p "$CONFIG"
 chmod 0700 "$CONFIG"
-ucloud introspect job -json | CONFIG=$CONFIG python3 -c '
+ucloud introspect job -json | python3 -c '
 import json, os, sys
 
 def find(value):
@@ -25,10 +25,10 @@ told = find(json.load(sys.stdin))
 if told is None:
     sys.exit("sandbox-fleet: this job has no label sandbox-fleet/user-data")
 for name, content in json.loads(told)["files"].items():
-    path = os.path.join(os.environ["CONFIG"], os.path.basename(name))
+    path = os.path.join(sys.argv[1], os.path.basename(name))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(content)
-'
+' "$CONFIG"
 
 cat >/etc/systemd/system/sandbox-fleet-bootstrap.service <<'UNIT'
 @{bootstrap_service}
