@@ -91,6 +91,7 @@ async def test_a_newer_incarnation_ends_the_older_ones_voice_and_its_sandboxes(h
         await here.services.tokens.verify(old_credential)
     assert caught.value.code is ErrorCode.UNAUTHORIZED
     assert (await here.services.tokens.verify(new_credential)).node_id == new.node_id
+    await here.beat(new)
     assert await here.state("a") is SandboxState.LOST
 
 
