@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Final
 
+from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
-from gateway.wire.limits import EXEC_CHUNK
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, RuntimeFailure, Stream
 
 
@@ -44,15 +44,23 @@ class Handle(ABC):
         """Frees what this side holds."""
 
 
+def _roomy_pipe() -> tuple[int, int]:
+    """A pipe that holds a megabyte where the kernel grants it: each switch between us and the sandbox costs."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    with contextlib.suppress(PermissionError):  # over the user's share of pipe memory: the usual 64 KiB will do
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, limits.MIB)
+    return ends
+
+
 class Pipes:
     """Three descriptors for a process and the other ends for us, which never block."""
 
     def __init__(self, stdin: bool) -> None:
-        self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-        self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
+        self.stdout, stdout = _roomy_pipe()
+        self.stderr, stderr = _roomy_pipe()
         self.stdin: int | None = None
         if stdin:
-            guest, self.stdin = os.pipe2(os.O_CLOEXEC)
+            guest, self.stdin = _roomy_pipe()
             os.set_blocking(self.stdin, False)
         else:
             guest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -118,7 +126,7 @@ class PipedProcess(ExecProcess):
         """Output that is there now; the two streams take turns."""
         for descriptor in list(self._open):
             try:
-                data = os.read(descriptor, EXEC_CHUNK)
+                data = os.read(descriptor, limits.EXEC_CHUNK)
             except BlockingIOError:
                 continue
             stream = self._open.pop(descriptor)
@@ -133,7 +141,7 @@ class PipedProcess(ExecProcess):
             self._left = {descriptor: _waiting_bytes(descriptor) for descriptor in self._open}
         for descriptor, count in self._left.items():
             if count:
-                data = os.read(descriptor, min(count, EXEC_CHUNK))
+                data = os.read(descriptor, min(count, limits.EXEC_CHUNK))
                 self._left[descriptor] = count - len(data) if data else 0
                 if data:
                     return Chunk(self._open[descriptor], data)
