@@ -6,9 +6,11 @@ from typing import Final, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.model import Intent, Node, ProviderView, Waiting, World
-from autoscaler.core.settle import instances_of
+from autoscaler.core.lookup import Listed, listed
+from autoscaler.core.model import FleetPolicy, Intent, Node, ProviderView, Waiting, World
 from autoscaler.core.stopping import strays
+from autoscaler.core.views import node_of, wanted
+from autoscaler.memory import Lasting
 from autoscaler.store.journal import Journal
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.capacity import Ceilings, Demand
@@ -44,7 +46,13 @@ class Gateway(Protocol):
 
 
 class Observer:
-    """Makes a `World` a tick, and keeps in mind what the last one lacked."""
+    """Makes a `World` a tick, and keeps in mind what the last one lacked.
+
+    Args:
+        policy: from which pressure on a node counts, and how long a side resource is left alone.
+        heartbeat_seconds: after a start nothing is changed until every node has had this long to be heard of, unless
+            there is nothing yet.
+    """
 
     def __init__(
         self,
@@ -53,12 +61,22 @@ class Observer:
         journal: Journal,
         clock: Clock,
         guard: ClockGuard,
+        *,
+        policy: FleetPolicy | None = None,
+        heartbeat_seconds: float = 0.0,
     ) -> None:
         self._providers = providers
         self._gateway = gateway
         self._journal = journal
         self._clock = clock
         self._guard = guard
+        self._pools = {pool.name: pool for pool in policy.pools} if policy is not None else {}
+        self._leftover_seconds = policy.orphan_seconds if policy is not None else float("inf")
+        self._heartbeat_seconds = heartbeat_seconds
+        self._synced_at: float | None = None
+        self._pressed = Lasting()
+        self._pressed_at: dict[str, float] = {}
+        self._left = Lasting()
         self._offers: dict[str, tuple[float, tuple[Offer, ...]]] = {}
         self._quiet_until: dict[str, float] = {}
         self._missing: frozenset[str] = frozenset()
@@ -70,32 +88,80 @@ class Observer:
         settled = self._guard.is_settled()
         # Rows first: an instance that is made after this is not listed yet, and its row is not there yet either.
         intents = self._journal.open_intents()
-        nodes, waiting = self._fleet()
+        nodes, waiting, builders = self._fleet()
+        views = {name: self._view(name, provider) for name, provider in self._providers.items()}
         world = World(
             intents=intents,
             gone=self._journal.gone_names(),
-            providers={name: self._view(name, provider) for name, provider in self._providers.items()},
+            providers=views,
             nodes=nodes,
             waiting=waiting,
+            builders=builders,
             backoffs=self._journal.backoffs(),
             learned=self._journal.learned(),
+            spent=self._journal.spent(self._clock.now()),
             clock_settled=settled,
+            synced=self._is_synced(intents, nodes, views),
             missing_before=self._missing,
             strays_before=self._strays,
             unknown_nodes_before=self._unknown_nodes,
+            leftovers_before=self._leftovers(views),
         )
         self._remember(world)
         return world
 
-    def _fleet(self) -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...]]:
+    def _is_synced(
+        self, intents: tuple[Intent, ...], nodes: tuple[Node, ...] | None, views: Mapping[str, ProviderView]
+    ) -> bool:
+        """Whether one heartbeat period has passed since the gateway first answered; nothing cannot be out of step."""
+        now = self._clock.monotonic()
+        if self._synced_at is None and nodes is not None:
+            is_bare = not intents and not nodes and all(view.instances == () for view in views.values())
+            self._synced_at = now if is_bare else now + self._heartbeat_seconds
+        return self._synced_at is not None and now >= self._synced_at
+
+    def _leftovers(self, views: Mapping[str, ProviderView]) -> frozenset[str]:
+        """Side resources that every complete listing has named for long enough."""
+        now = self._clock.monotonic()
+        found: set[str] = set()
+        for name, view in views.items():
+            if view.instances is not None:
+                found |= {
+                    each
+                    for each, seconds in self._left.seen(name, view.leftovers, now).items()
+                    if seconds >= self._leftover_seconds
+                }
+        return frozenset(found)
+
+    def _fleet(self) -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...], int]:
         """Nodes and demand, or nothing of both: a plan needs them of one moment."""
         try:
-            nodes = tuple(_node(record) for record in self._gateway.nodes())
+            records = self._gateway.nodes()
             demand = self._gateway.demand()
         except (GatewayError, GatewayUnreachableError) as error:
             log.warning("the gateway cannot be asked, so nothing is scaled: %s", error)
-            return None, ()
-        return nodes, tuple(Waiting(item.shape, item.runtime, item.isolation) for item in demand.waiting)
+            return None, (), 0
+        lasting = self._pressure(records)
+        nodes = tuple(
+            node_of(record, lasting.get(record.id, 0.0), self._pressed_at.get(record.id)) for record in records
+        )
+        waiting, builders = wanted(demand)
+        return nodes, waiting, builders
+
+    def _pressure(self, records: list[NodeRecord]) -> dict[str, float]:
+        """For how many seconds each node has been under pressure without a break."""
+        now, pressed = self._clock.now(), set()
+        for record in records:
+            pool = self._pools.get(record.pool)
+            shares = (record.pressure.cpu, record.pressure.memory, record.pressure.io)
+            if pool is not None and max((share for share in shares if share is not None), default=0.0) >= (
+                pool.pressure_percent
+            ):
+                pressed.add(record.id)
+                self._pressed_at[record.id] = now
+        known = {record.id for record in records}
+        self._pressed_at = {node: at for node, at in self._pressed_at.items() if node in known}
+        return self._pressed.seen("nodes", pressed, self._clock.monotonic())
 
     def _view(self, name: str, provider: ComputeProvider) -> ProviderView:
         offers = self._offers.get(name, (0.0, ()))[1]
@@ -129,39 +195,24 @@ class Observer:
         missing: set[str] = set()
         unknown: set[str] = set()
         registered = {node.instance for node in world.nodes or ()}
+        seen = listed(world)
         for intent in world.intents:
-            if self._is_missing(intent, world):
+            if self._is_missing(intent, world, seen):
                 missing.add(intent.sighting)
             had_node = intent.state in (IntentState.READY, IntentState.DRAINING)
             if had_node and (intent.name not in registered if world.nodes is not None else _kept(intent, world)):
                 unknown.add(intent.operation_id)
-        stray = {instance.id for name, view in world.providers.items() for instance in strays(world, name, view)}
+        # A blind provider has shown nothing, so what was seen there before has to be seen twice anew.
+        stray = {instance.id for name in seen for instance in strays(world, name, seen[name], world.providers[name])}
         self._missing, self._unknown_nodes = frozenset(missing), frozenset(unknown)
         self._strays = frozenset(stray)
 
     @staticmethod
-    def _is_missing(intent: Intent, world: World) -> bool:
-        view = world.providers.get(intent.provider)
-        if view is None or view.instances is None:
+    def _is_missing(intent: Intent, world: World, seen: Mapping[str, Listed]) -> bool:
+        if intent.provider not in seen:
             return intent.sighting in world.missing_before
-        return not instances_of(view, intent.operation_id)
+        return not seen[intent.provider].of(intent.operation_id)
 
 
 def _kept(intent: Intent, world: World) -> bool:
     return intent.operation_id in world.unknown_nodes_before
-
-
-def _node(record: NodeRecord) -> Node:
-    return Node(
-        id=record.id,
-        instance=record.instance,
-        pool=record.pool,
-        state=record.state,
-        total=record.total,
-        reserved=record.reserved,
-        sandboxes=record.sandboxes,
-        runtimes=frozenset(runtime.name for runtime in record.runtimes),
-        isolations=frozenset(isolation for runtime in record.runtimes for isolation in runtime.isolations),
-        heartbeat_at=record.heartbeat_at.timestamp() if record.heartbeat_at is not None else None,
-        idle_since=record.idle_since.timestamp() if record.idle_since is not None else None,
-    )

@@ -79,7 +79,7 @@ class Reconciler:
             log.info("%s", _words(finding))
         self._release(report)
         self._tell_ceilings(report.world)
-        self._executor.carry_out(report.plan, is_stopping)
+        self._executor.carry_out(report.plan, is_stopping, report.world)
         return report
 
     def prune(self) -> None:

@@ -17,6 +17,11 @@ BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
     Scope.POOL: (60.0, 3600.0),
     Scope.PROVIDER: (30.0, 3600.0),
 }
+BREAKER_FAILURES: Final = 3
+"""So many failed boots in a row open the circuit of a pool: then one probe a window, the first of `BREAKER_SECONDS`."""
+BREAKER_SECONDS: Final = 600.0
+DEPRECATED_SECONDS: Final = 30 * 86_400.0
+"""What is sold no more comes back with new settings, not with time."""
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 
@@ -44,7 +49,14 @@ def key_of(error: ProviderError, provider: str, pool: str, offer: OfferKey) -> s
 
 
 def grown(
-    previous: BackOff | None, key: str, *, bounds: tuple[float, float], now: float, reason: str, least: float = 0.0
+    previous: BackOff | None,
+    key: str,
+    *,
+    bounds: tuple[float, float],
+    now: float,
+    reason: str,
+    least: float = 0.0,
+    chance: float = 1.0,
 ) -> BackOff:
     """The back-off after one more failure.
 
@@ -52,6 +64,8 @@ def grown(
         previous: what was stored under ``key``.
         bounds: seconds of the first window and of the longest.
         least: seconds that the provider asked for.
+        chance: a random number below 1, so that many who failed together do not come back together (full jitter).
+            A quarter of the first window is waited in any case: an instant retry would teach nothing.
     """
     if previous is not None and now < previous.until:
         failures = previous.failures
@@ -60,9 +74,28 @@ def grown(
     else:
         failures = previous.failures + 1
     first, most = bounds
-    seconds = max(least, min(most, first * 2.0 ** min(failures - 1, 32)))
+    window = min(most, first * 2.0 ** min(failures - 1, 32))
+    seconds = max(least, first / 4, window * chance)
     until = max(now + seconds, previous.until if previous is not None else 0.0)
     return BackOff(key, until, failures, now, reason)
+
+
+def failed_boot(previous: BackOff | None, pool: str, *, now: float, reason: str, chance: float) -> BackOff:
+    """The back-off of a pool after an instance that did not become a node.
+
+    Every failed boot counts, inside one window too: each has cost money.
+    """
+    recent = previous is not None and now - previous.failed_at <= FORGET_SECONDS
+    failures = previous.failures + 1 if previous is not None and recent else 1
+    first, most = BOUNDS[Scope.POOL]
+    window = min(most, first * 2.0 ** (failures - 1))
+    seconds = max(first / 4, window * chance)
+    if failures >= BREAKER_FAILURES:
+        window = min(most, BREAKER_SECONDS * 2.0 ** min(failures - BREAKER_FAILURES, 8))
+        seconds = window / 2 + window * chance / 2
+        reason = f"{failures} boots in a row have failed, so one is tried at a time: {reason}"
+    until = max(now + seconds, previous.until if previous is not None else 0.0)
+    return BackOff(pool_key(pool), until, failures, now, reason)
 
 
 def retry_after(attempts: int) -> float:

@@ -1,7 +1,7 @@
 """What the gateway is told could be had at most, so that it refuses what can never fit."""
 
 from autoscaler.core.model import FleetPolicy, World
-from autoscaler.core.scaling import expected_shape, offers_of
+from autoscaler.core.supply import expected_shape, offers_of
 from gateway.wire.capacity import Ceilings, PoolCeiling
 
 
@@ -12,7 +12,7 @@ def ceilings(world: World, policy: FleetPolicy) -> Ceilings | None:
     """
     pools: list[PoolCeiling] = []
     for pool in policy.pools:
-        if pool.max == 0:
+        if pool.max == 0 or not pool.hosts_sandboxes:
             continue
         shapes = [expected_shape(world, pool, offer) for offer in offers_of(world, pool)]
         if not shapes:

@@ -10,6 +10,7 @@ DEPLOYMENT: Final = f"{PREFIX}/deployment"
 POOL: Final = f"{PREFIX}/pool"
 ROLE: Final = f"{PREFIX}/role"
 OPERATION: Final = f"{PREFIX}/op"
+SPEC: Final = f"{PREFIX}/spec"
 
 NAME_PATTERN: Final = r"^[a-z]([a-z0-9-]{0,22}[a-z0-9])?$"
 """Of deployments and pools: two of them and an operation id make a name of at most 62 characters."""
@@ -22,9 +23,10 @@ def instance_name(deployment: str, pool: str, operation_id: str) -> str:
     return f"{deployment}-{pool}-{operation_id}"
 
 
-def labels(deployment: str, pool: str, role: str, operation_id: str) -> Mapping[str, str]:
+def labels(deployment: str, pool: str, role: str, operation_id: str, spec: str = "") -> Mapping[str, str]:
     """What an instance carries, so that it can be matched with its row again, or adopted without one."""
-    return {DEPLOYMENT: deployment, POOL: pool, ROLE: role, OPERATION: operation_id}
+    own = {DEPLOYMENT: deployment, POOL: pool, ROLE: role, OPERATION: operation_id}
+    return own | {SPEC: spec} if spec else own
 
 
 def operation_of(instance: Instance) -> str | None:

@@ -1,8 +1,10 @@
-"""`plan`: what to do now, and what not, each with its reason."""
+"""`plan`: what to do now, and what not, each with its reason.  `fallback`: what instead of a boot that was refused."""
 
-from autoscaler.core import scaling, stopping
+from autoscaler.core import closing, limits, ordering, replacing, scaling, stopping
+from autoscaler.core.draft import Draft
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.model import Action, CancelDrain, FleetPolicy, Plan, Retry, Wait, World
+from autoscaler.core.model import Action, Boot, CancelDrain, FleetPolicy, Plan, Retry, Wait, World
+from autoscaler.core.packing import grouped
 
 S = IntentState
 
@@ -16,17 +18,54 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
         now: seconds since the epoch.
     """
     waits = _blind_spots(world, policy)
+    if world.nodes is None:
+        waits.append(Wait("fleet", "no scaling: the gateway cannot be asked"))
+    if not world.synced:
+        waits.append(Wait("fleet", "it has just started: every node shall be heard of before anything is changed"))
+        return Plan((), tuple(waits))
     stops = stopping.stops(world, policy, now, waits)
     actions: list[Action] = [*stopping.sweeps(world, policy, now, waits), *stopping.forgets(world)]
     if world.nodes is None:
-        waits.append(Wait("fleet", "no scaling: the gateway cannot be asked"))
         return Plan((*stops, *actions), tuple(waits))
     actions += _retries(world, policy, now, waits)
     failed = {stop.operation_id for stop in stops if stop.boot_failed}
     held = frozenset(intent.pool for intent in world.intents if intent.operation_id in failed)
-    scaled = scaling.scale(world, policy, now, waits, held)
+    scaled = _scaled(Draft(world, policy, now, waits, held))
     needed = {action.operation_id for action in scaled if isinstance(action, CancelDrain)}
     return Plan((*(stop for stop in stops if stop.operation_id not in needed), *actions, *scaled), tuple(waits))
+
+
+def fallback(world: World, policy: FleetPolicy, now: float, refused: Boot) -> Plan:
+    """What to boot instead of ``refused``, in the same tick; at most one boot.
+
+    Args:
+        world: the world of the tick, with the rows and back-offs as they are after the refusal.
+        policy: the pools and the rules that they share.
+        now: seconds since the epoch.
+        refused: a boot that surely made nothing.
+    """
+    draft = Draft(world, policy, now, [])
+    pool = next((pool for pool in policy.pools if pool.name == refused.pool), None)
+    if pool is None:
+        return Plan()
+    group = next(iter(grouped([refused.item])), None) if refused.item is not None else None
+    refusal = ordering.boot(draft, pool, group, f"{refused.reason}; {refused.offer} cannot be had", refused.cause)
+    if refusal is not None and not draft.waits:
+        draft.wait(f"pool {pool.name}", refusal)
+    return Plan(tuple(draft.actions), tuple(draft.waits))
+
+
+def _scaled(draft: Draft) -> list[Action]:
+    """Boots, drains and cancelled drains of all pools."""
+    old = {pool.name: replacing.dated(draft, pool) for pool in draft.policy.pools}
+    ready = scaling.grow(draft, old)
+    if scaling.youth(draft) is not None:
+        return draft.actions
+    for pool in draft.policy.pools:
+        if limits.is_visible(draft, pool):
+            replacing.replace_dated(draft, pool, old[pool.name], ready)
+            closing.close_idle(draft, pool, old[pool.name], ready)
+    return draft.actions
 
 
 def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:

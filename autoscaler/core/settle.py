@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from autoscaler.core import naming
 from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.lookup import listed, node_of, nodes_by_instance
 from autoscaler.core.model import (
     Adopt,
     Finding,
@@ -14,7 +15,7 @@ from autoscaler.core.model import (
     Move,
     Node,
     PoolPolicy,
-    ProviderView,
+    Started,
     World,
 )
 from gateway.wire.resources import Shape
@@ -33,13 +34,17 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
     is absent takes two complete listings in a row; that the gateway has forgotten a node, two looks.
     """
     findings: list[Finding] = []
-    nodes = nodes_by_instance(world)
+    nodes, seen = nodes_by_instance(world), listed(world)
+    pools = {pool.name: pool for pool in policy.pools}
     for intent in world.intents:
-        view = world.providers.get(intent.provider)
-        if view is None or view.instances is None:
+        if intent.provider not in seen:
             continue
-        if (move := _move(intent, world, nodes.get(intent.name), now)) is not None:
-            findings.append(move)
+        instance = seen[intent.provider].first(intent.operation_id)
+        found: Move | Started | None = _finding(intent, instance, node_of(intent, nodes), world, now)
+        if found is None and intent.pool in pools:
+            found = _started(intent, instance, pools[intent.pool], now)
+        if found is not None:
+            findings.append(found)
     for pool in policy.pools:
         findings += _adoptions(world, pool, policy, nodes, now)
     findings += _lessons(world, nodes)
@@ -54,6 +59,8 @@ def applied(world: World, findings: tuple[Finding, ...], now: float) -> World:
         match finding:
             case Move():
                 intents[finding.operation_id] = moved(intents[finding.operation_id], finding, now)
+            case Started():
+                intents[finding.operation_id] = started(intents[finding.operation_id], finding, now)
             case Adopt():
                 intents[finding.intent.operation_id] = finding.intent
             case Learn():
@@ -74,19 +81,20 @@ def moved(intent: Intent, move: Move, now: float) -> Intent:
     )
 
 
-def nodes_by_instance(world: World) -> dict[str, Node]:
-    """The gateway's nodes by the name of the instance behind each."""
-    return {node.instance: node for node in world.nodes or ()}
+def started(intent: Intent, found: Started, now: float) -> Intent:
+    """The row once its instance runs."""
+    return replace(intent, running_at=now, deadline=found.deadline, detail=found.reason)
 
 
-def instances_of(view: ProviderView, operation_id: str) -> list[Instance]:
-    """All instances of one operation that are not gone, the oldest first."""
-    found = [i for i in view.instances or () if naming.operation_of(i) == operation_id and i.phase is not Phase.GONE]
-    return sorted(found, key=lambda instance: (instance.created_at, instance.id))
+def _started(intent: Intent, instance: Instance | None, pool: PoolPolicy, now: float) -> Started | None:
+    if intent.state is not S.BOOTING or intent.running_at is not None:
+        return None
+    if instance is None or instance.phase is not Phase.RUNNING:
+        return None
+    return Started(intent.operation_id, now + pool.boot_seconds, "the provider says that it runs")
 
 
-def _move(intent: Intent, world: World, node: Node | None, now: float) -> Move | None:
-    instance = next(iter(instances_of(world.providers[intent.provider], intent.operation_id)), None)
+def _finding(intent: Intent, instance: Instance | None, node: Node | None, world: World, now: float) -> Move | None:
     if intent.state is S.PLANNED and now > intent.deadline:
         return Move(intent.operation_id, S.GONE, "its create was never sent, and its time is over")
     if intent.state is S.CALLING:
@@ -98,6 +106,7 @@ def _move(intent: Intent, world: World, node: Node | None, now: float) -> Move |
 
 def _after_call(intent: Intent, instance: Instance | None, now: float) -> Move | None:
     if instance is not None:
+        # The time to start begins with the row, so the deadline stays: the call was a part of it.
         return Move(intent.operation_id, S.BOOTING, "the provider lists it", instance_id=instance.id)
     if now > intent.deadline:
         return Move(intent.operation_id, S.ABANDONED, "no instance came of it in time; it is not asked for again")
@@ -136,6 +145,8 @@ def _adoptions(
     known = {intent.operation_id for intent in world.intents}
     for instance in view.instances or () if view is not None else ():
         operation_id, node = naming.operation_of(instance), nodes.get(instance.name)
+        if node is not None and node.operation_id not in (None, operation_id):
+            continue
         if operation_id is None or operation_id in known or instance.labels.get(naming.POOL) != pool.name:
             continue
         if instance.phase is not Phase.RUNNING or node is None or instance.name in world.gone:
@@ -145,6 +156,7 @@ def _adoptions(
         known.add(operation_id)
         created = min(now, instance.created_at.timestamp())
         reason = f"node {node.id} works and no row knows its instance"
+        prices = {(offer.type, offer.location): offer.price_per_hour for offer in view.offers} if view else {}
         yield Adopt(
             Intent(
                 operation_id=operation_id,
@@ -156,10 +168,13 @@ def _adoptions(
                 state=S.READY if node.state is NodeState.READY else S.DRAINING,
                 created_at=created,
                 changed_at=now,
-                deadline=created + pool.boot_seconds,
+                deadline=now + pool.boot_seconds,
                 instance_id=instance.id,
                 node_id=node.id,
                 detail=reason,
+                price=prices.get((instance.type, instance.location)),
+                spec=instance.labels.get(naming.SPEC, ""),
+                running_at=now,
             ),
             reason,
         )

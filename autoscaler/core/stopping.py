@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from autoscaler.core import naming
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.model import FleetPolicy, Forget, Intent, Node, ProviderView, Stop, Sweep, Wait, World
-from autoscaler.core.settle import instances_of, nodes_by_instance
+from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance
+from autoscaler.core.model import FleetPolicy, Forget, Intent, Node, PoolPolicy, ProviderView, Stop, Sweep, Wait, World
 from gateway.wire.states import NodeState
 from providers.base import Instance, Phase
 
@@ -14,23 +14,27 @@ S = IntentState
 
 def stops(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> list[Stop]:
     """Rows whose instance is to be deleted now."""
-    nodes = nodes_by_instance(world)
+    nodes, seen = nodes_by_instance(world), listed(world)
+    pools = {pool.name: pool for pool in policy.pools}
     found: list[Stop] = []
     for intent in world.intents:
-        view = world.providers.get(intent.provider)
-        if view is None or view.instances is None:
+        if intent.provider not in seen:
             continue
-        stop = _stop(intent, view, nodes.get(intent.name), world, policy, now)
+        stop = (
+            _again(intent, seen[intent.provider], policy, now)
+            if intent.state is S.DELETING
+            else _stop(intent, node_of(intent, nodes), world, policy, now)
+        )
         if isinstance(stop, Stop):
             found.append(stop)
         elif stop is not None:
             waits.append(Wait(intent.name, stop))
+        elif (overdue := _overdue(intent, pools.get(intent.pool), now)) is not None:
+            waits.append(Wait(intent.name, overdue))
     return found
 
 
-def _stop(
-    intent: Intent, view: ProviderView, node: Node | None, world: World, policy: FleetPolicy, now: float
-) -> Stop | str | None:
+def _stop(intent: Intent, node: Node | None, world: World, policy: FleetPolicy, now: float) -> Stop | str | None:
     """The stop of one row; or why it is put off; or nothing."""
     operation = intent.operation_id
     match intent.state:
@@ -38,14 +42,10 @@ def _stop(
             return Stop(operation, intent.detail, boot_failed=True)
         case S.LOST:
             return Stop(operation, intent.detail, boot_failed=intent.node_id is None)
-        case S.DELETING:
-            return _again(intent, view, policy, now)
         case S.BOOTING if now > intent.deadline:
             if not world.clock_settled:
                 return "its boot took too long, but the clock has just jumped"
-            return Stop(
-                operation, f"no node came of it in {intent.deadline - intent.created_at:.0f} s", boot_failed=True
-            )
+            return Stop(operation, _too_slow(intent), boot_failed=True)
         case S.READY | S.DRAINING if node is not None and node.state is NodeState.LOST:
             return _silent(intent, node, world, policy, now)
         case S.DRAINING if node is not None:
@@ -53,8 +53,22 @@ def _stop(
     return None
 
 
-def _again(intent: Intent, view: ProviderView, policy: FleetPolicy, now: float) -> Stop | str:
-    if not instances_of(view, intent.operation_id):
+def _too_slow(intent: Intent) -> str:
+    if intent.running_at is None:
+        return f"it did not run within {intent.deadline - intent.created_at:.0f} s"
+    return f"it runs, but no node came of it in {intent.deadline - intent.running_at:.0f} s"
+
+
+def _overdue(intent: Intent, pool: PoolPolicy | None, now: float) -> str | None:
+    """A closed node that does not become empty is for a person to look at: what runs there is not killed."""
+    closed_for = now - intent.changed_at
+    if intent.state is not S.DRAINING or pool is None or closed_for <= pool.drain_seconds:
+        return None
+    return f"it has been closed for {closed_for:.0f} s and is still not empty; look at what runs there"
+
+
+def _again(intent: Intent, seen: Listed, policy: FleetPolicy, now: float) -> Stop | str:
+    if not seen.of(intent.operation_id):
         return Stop(intent.operation_id, "it is listed no more; the provider shall confirm it")
     if now < max(intent.next_try_at, intent.changed_at + policy.delete_retry_seconds):
         return "it is being deleted"
@@ -81,8 +95,11 @@ def sweeps(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> 
     """Instances of ours that no open row knows: old enough, seen twice, and without a node that works."""
     working = {node.instance for node in world.nodes or () if node.state is not NodeState.LOST}
     found: list[Sweep] = []
-    for name, view in sorted(world.providers.items()):
-        for instance in strays(world, name, view):
+    for name, seen in sorted(listed(world).items()):
+        view = world.providers[name]
+        if view.leftovers:
+            found += _unused(world, name, view, waits)
+        for instance in strays(world, name, seen, view):
             age = view.taken_at - instance.created_at.timestamp()
             if instance.name in working and instance.name not in world.gone:
                 waits.append(Wait(instance.name, "no row knows it, but its node works"))
@@ -97,14 +114,25 @@ def sweeps(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> 
     return found
 
 
-def strays(world: World, provider: str, view: ProviderView) -> Iterator[Instance]:
+def _unused(world: World, name: str, view: ProviderView, waits: list[Wait]) -> list[Sweep]:
+    """Side resources, such as addresses and volumes, that no instance uses any more."""
+    found: list[Sweep] = []
+    for leftover in view.leftovers:
+        if leftover in world.leftovers_before and world.clock_settled:
+            found.append(Sweep(name, leftover, "no instance has used it for long"))
+        else:
+            waits.append(Wait(leftover, "no instance uses it; it is deleted once that has lasted"))
+    return found
+
+
+def strays(world: World, provider: str, seen: Listed, view: ProviderView) -> Iterator[Instance]:
     """Listed instances that no open row stands for; of several of one operation, all but the oldest."""
     open_ = {intent.operation_id for intent in world.intents if intent.provider == provider}
     for instance in view.instances or ():
         if instance.phase is Phase.GONE:
             continue
         operation = naming.operation_of(instance)
-        if operation not in open_ or instances_of(view, operation)[0].id != instance.id:
+        if operation not in open_ or seen.of(operation)[0].id != instance.id:
             yield instance
 
 

@@ -1,16 +1,19 @@
 """The only writer of the journal.  Every method is one transaction, durable when it returns."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
+from typing import Any
 
 from sqlalchemy import Engine, delete
 from sqlmodel import Session, col, select
 
+from autoscaler.core import money
 from autoscaler.core.lifecycle import IntentState, next_state
-from autoscaler.core.model import Adopt, BackOff, Finding, Intent, Learn, Move
-from autoscaler.core.settle import moved
+from autoscaler.core.model import Adopt, BackOff, Finding, Intent, Learn, Move, Started
+from autoscaler.core.settle import moved, started
 from autoscaler.store.db import open_engine
-from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow
+from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
 from gateway.wire.resources import Shape
 
 EVENTS_KEPT = 10_000
@@ -56,6 +59,12 @@ class Journal:
             rows = session.exec(query.order_by(col(IntentRow.created_at), col(IntentRow.operation_id)))
             return tuple(_intent(row) for row in rows)
 
+    def spent(self, now: float) -> dict[str, Decimal]:
+        """Euro that instances which are gone have cost in this month, by pool."""
+        with Session(self._engine) as session, session.begin():
+            rows = session.exec(select(SpendRow).where(SpendRow.month == money.month_of(now)))
+            return {row.pool: Decimal(row.euros) for row in rows}
+
     def gone_names(self) -> frozenset[str]:
         """Names of instances that are gone and whose rows are still kept."""
         with Session(self._engine) as session, session.begin():
@@ -70,7 +79,7 @@ class Journal:
         """Writes new intents, all or none."""
         with Session(self._engine) as session, session.begin():
             for intent in intents:
-                session.add(IntentRow(**asdict(intent)))
+                session.add(_stored(intent))
                 session.add(_event(intent.created_at, intent.name, intent.state, intent.detail))
 
     def move(self, operation_id: str, to: IntentState, *, now: float, reason: str, **changes: object) -> Intent:
@@ -84,7 +93,7 @@ class Journal:
             before = _intent(row)
             after = replace(before, state=next_state(before.state, to), changed_at=now, detail=reason)
             after = replace(after, **changes)  # type: ignore[arg-type]  # the fields' names are checked by replace
-            _store(session, row, after)
+            _change(session, row, before, after, now)
             session.add(_event(now, after.name, to, reason))
             return after
 
@@ -106,10 +115,15 @@ class Journal:
                         row = _row(session, finding.operation_id)
                         before = _intent(row)
                         next_state(before.state, finding.to)
-                        _store(session, row, moved(before, finding, now))
+                        _change(session, row, before, moved(before, finding, now), now)
                         session.add(_event(now, before.name, finding.to, finding.reason))
+                    case Started():
+                        row = _row(session, finding.operation_id)
+                        before = _intent(row)
+                        _store(session, row, started(before, finding, now))
+                        session.add(_event(now, before.name, "running", finding.reason))
                     case Adopt():
-                        session.merge(IntentRow(**asdict(finding.intent)))
+                        session.merge(_stored(finding.intent))
                         session.add(_event(now, finding.intent.name, "adopted", finding.reason))
                     case Learn():
                         shape = finding.shape.model_dump_json()
@@ -168,13 +182,32 @@ def _row(session: Session, operation_id: str) -> IntentRow:
 
 
 def _intent(row: IntentRow) -> Intent:
-    return Intent(**{**row.model_dump(), "state": IntentState(row.state)})
+    price = Decimal(row.price) if row.price is not None else None
+    return Intent(**{**row.model_dump(), "state": IntentState(row.state), "price": price})
+
+
+def _stored(intent: Intent) -> IntentRow:
+    return IntentRow(**_columns(intent))
+
+
+def _columns(intent: Intent) -> dict[str, Any]:
+    return {**asdict(intent), "price": str(intent.price) if intent.price is not None else None}
 
 
 def _store(session: Session, row: IntentRow, intent: Intent) -> None:
-    for field in fields(Intent):
-        setattr(row, field.name, getattr(intent, field.name))
+    for name, value in _columns(intent).items():
+        setattr(row, name, value)
     session.add(row)
+
+
+def _change(session: Session, row: IntentRow, before: Intent, after: Intent, now: float) -> None:
+    """Stores a change of state; what an instance has cost is booked in the transaction in which its row ends."""
+    _store(session, row, after)
+    if after.state is IntentState.GONE and (euros := money.cost(before, now)):
+        month = money.month_of(now)
+        booked = session.get(SpendRow, (before.pool, month)) or SpendRow(pool=before.pool, month=month, euros="0")
+        booked.euros = str(Decimal(booked.euros) + euros)
+        session.add(booked)
 
 
 def _event(at: float, subject: str, kind: str, detail: str) -> EventRow:

@@ -31,6 +31,11 @@ class IntentRow(Row, table=True):
     node_id: str | None
     drain_mark: float | None
     detail: str
+    price: str | None
+    """A decimal; databases round theirs."""
+    spec: str
+    running_at: float | None
+    cause: str
 
 
 class EventRow(Row, table=True):
@@ -66,3 +71,14 @@ class LearnedRow(Row, table=True):
     type: str = Field(primary_key=True)
     shape: str
     """A `gateway.wire.resources.Shape` as JSON."""
+
+
+class SpendRow(Row, table=True):
+    """Euro that instances which are gone have cost, by pool and calendar month."""
+
+    __tablename__ = "spend"
+
+    pool: str = Field(primary_key=True)
+    month: str = Field(primary_key=True)
+    """Such as ``2026-11``; UTC."""
+    euros: str

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core.model import FleetPolicy, PoolPolicy
+from autoscaler.creating import Chances
 from autoscaler.execute import Executor, Preparation
 from autoscaler.observe import Observer
 from autoscaler.reconcile import Reconciler, Report
@@ -257,14 +258,25 @@ class Fleet:
         }
         self.reconciler = Reconciler(
             observer=Observer(
-                providers, self.gateway, self.journal, self.clock, ClockGuard(self.clock, 600.0, lambda _jump: None)
+                providers,
+                self.gateway,
+                self.journal,
+                self.clock,
+                ClockGuard(self.clock, 600.0, lambda _jump: None),
+                policy=self.policy,
             ),
             journal=self.journal,
             gateway=self.gateway,
             policy=self.policy,
             clock=self.clock,
             executor=Executor(
-                self.journal, providers, self.gateway, self.policy, preparations, self.clock, self._new_id
+                self.journal,
+                providers,
+                self.gateway,
+                self.policy,
+                preparations,
+                self.clock,
+                Chances(self._new_id, lambda: 1.0),
             ),
         )
         return self.journal

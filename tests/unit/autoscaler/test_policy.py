@@ -31,7 +31,8 @@ from autoscaler.core.model import (
     Waiting,
     World,
 )
-from autoscaler.core.packing import Bin, pack
+from autoscaler.core.packing import NOTHING, Bin, grouped, items, largest_first, vector
+from autoscaler.core.packing import pack as pack_groups
 from autoscaler.core.policy import plan
 from autoscaler.core.settle import settle
 from gateway.wire.resources import Shape
@@ -68,7 +69,13 @@ ONE = Shape(cpus=1, memory_mb=1024, disk_mb=1024, slots=1)
 
 def a_pool(**changes: Any) -> PoolPolicy:
     values: dict[str, Any] = {"name": "cpu", "provider": "cloud", "role": "sandbox", "min": 0, "max": 3}
-    return PoolPolicy(**(values | {"idle_seconds": 100.0, "boot_seconds": 300.0, "cpu_overcommit": 1.0} | changes))
+    return PoolPolicy(
+        **(
+            values
+            | {"idle_seconds": 100.0, "boot_seconds": 300.0, "cpu_overcommit": 1.0, "hold_seconds": 0.0}
+            | changes
+        )
+    )
 
 
 def an_intent(state: IntentState, number: int = 1, **changes: Any) -> Intent:
@@ -219,7 +226,7 @@ def test_what_boots_counts_in_full_until_its_deadline_and_not_after() -> None:
     assert acts(world(an_intent(S.BOOTING), waiting=4)) == ()
     late = an_intent(S.BOOTING, deadline=NOW - 1)
     stop, *rest = acts(world(late, waiting=4))
-    assert stop == Stop("op1", "no node came of it in 49 s", boot_failed=True)
+    assert stop == Stop("op1", "it did not run within 49 s", boot_failed=True)
     assert rest == []
     assert "has just failed" in reasons(world(late, waiting=4))["pool cpu"]
 
@@ -532,16 +539,21 @@ def test_failures_inside_one_window_do_not_double_it_and_quiet_hours_forget() ->
     assert grown(None, 0.0, least=100.0).until == 100.0
 
 
+def pack(waiting: list[Waiting], bins: list[Bin]) -> list[Waiting]:
+    most = max((each.free for each in bins), default=NOTHING)
+    return items(pack_groups(largest_first(grouped(waiting), most), bins))
+
+
 def test_packing_takes_the_largest_first_and_all_resources_count() -> None:
     big = Waiting(Shape(cpus=3, memory_mb=10, slots=1))
     small = Waiting(Shape(cpus=1, memory_mb=1, slots=1))
-    room = Bin("n", Shape(cpus=4, memory_mb=100, slots=2), frozenset({"runsc"}), frozenset({"gvisor"}))
+    room = Bin("n", vector(Shape(cpus=4, memory_mb=100, slots=2)), frozenset({"runsc"}), frozenset({"gvisor"}))
     assert pack([small, small, big], [room]) == [small]
     assert room.used
 
 
 def test_a_runtime_that_was_asked_for_must_be_there() -> None:
-    room = Bin("n", Shape(cpus=4, memory_mb=100, slots=2), frozenset({"runsc"}), frozenset({"gvisor"}))
+    room = Bin("n", vector(Shape(cpus=4, memory_mb=100, slots=2)), frozenset({"runsc"}), frozenset({"gvisor"}))
     assert pack([Waiting(Shape(cpus=1, slots=1), runtime="docker")], [room])
 
 

@@ -1,0 +1,122 @@
+"""One plan in the making: the world, made quick to ask, and what has been decided so far."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from autoscaler.core.lifecycle import KEPT, STARTING, IntentState
+from autoscaler.core.lookup import listed, node_of, nodes_by_instance, rows_by_pool
+from autoscaler.core.model import Action, Boot, FleetPolicy, Intent, Node, PoolPolicy, Wait, World
+from autoscaler.core.packing import Bin, vector
+from autoscaler.core.supply import Ware, wares
+from gateway.wire.states import NodeState
+
+S = IntentState
+
+
+class Draft:
+    """What the rules of one plan share.
+
+    Attributes:
+        actions: what is to be done, in order.
+        waits: what is not, and why.
+        booted: the instances that this plan orders: pool, what is bought, and the room that it will have.
+        reopened: how many closed nodes of each pool this plan opens again.
+        builders_of: how many builder nodes each pool is to have.
+    """
+
+    def __init__(
+        self, world: World, policy: FleetPolicy, now: float, waits: list[Wait], failed: frozenset[str] = frozenset()
+    ) -> None:
+        self.world = world
+        self.policy = policy
+        self.now = now
+        self.waits = waits
+        self.failed = failed
+        self.actions: list[Action] = []
+        self.booted: list[tuple[PoolPolicy, Ware, Bin]] = []
+        self.reopened: Counter[str] = Counter()
+        self.builders_of: Counter[str] = Counter()
+        self.refusals: dict[str, str] = {}
+        """Of whole pools; within one plan a limit that is reached stays reached."""
+        self.nodes: dict[str, Node] = nodes_by_instance(world)
+        self.listed = listed(world)
+        self._rows = rows_by_pool(world.intents)
+        self._wares = {pool.name: wares(world, pool, now) for pool in policy.pools}
+
+    def rows(self, pool: PoolPolicy, states: Iterable[IntentState] | None = None) -> list[Intent]:
+        """Rows of a pool, in any state that is not gone by default."""
+        mine = self._rows.get(pool.name, [])
+        if states is None:
+            return mine
+        wanted = frozenset(states)
+        return [intent for intent in mine if intent.state in wanted]
+
+    def node(self, intent: Intent) -> Node | None:
+        """The node of a row."""
+        return node_of(intent, self.nodes)
+
+    def wares(self, pool: PoolPolicy) -> tuple[Ware, ...]:
+        """What a pool may buy, in its order of preference."""
+        return self._wares[pool.name]
+
+    def booting(self, pool: PoolPolicy) -> int:
+        """How many instances this plan orders for a pool."""
+        return sum(1 for booted, _, _ in self.booted if booted is pool)
+
+    def starting(self, pool: PoolPolicy) -> int:
+        """How many are on their way, those of this plan included."""
+        return len(self.rows(pool, STARTING)) + self.booting(pool)
+
+    def kept(self, pool: PoolPolicy) -> int:
+        """How many are meant to go on, those of this plan included."""
+        return len(self.rows(pool, KEPT)) + self.booting(pool) + self.reopened[pool.name]
+
+    def floor(self, pool: PoolPolicy) -> int:
+        """How many a pool keeps whatever waits."""
+        return min(pool.max, max(pool.min, self.builders_of[pool.name]))
+
+    def boots(self, pool: PoolPolicy) -> bool:
+        """Whether this plan boots for a pool."""
+        return any(isinstance(action, Boot) and action.pool == pool.name for action in self.actions)
+
+    def wait(self, subject: str, reason: str) -> None:
+        """Notes something that is not done."""
+        self.waits.append(Wait(subject, reason))
+
+    def ready_bins(self) -> dict[str, Bin]:
+        """Free room of every node that takes sandboxes, ours or not, by the name of its instance."""
+        not_ready = {intent.name for intent in self.world.intents if intent.state is not S.READY}
+        builders = {pool.name for pool in self.policy.pools if not pool.hosts_sandboxes}
+        return {
+            node.instance: room(node)
+            for node in self.nodes.values()
+            if node.state is NodeState.READY and node.instance not in not_ready and node.pool not in builders
+        }
+
+    def coming_bins(self) -> list[Bin]:
+        """Room of everything that is on its way and not late: full or nothing."""
+        found: list[Bin] = []
+        for pool in self.policy.pools:
+            if not pool.hosts_sandboxes:
+                continue
+            known = {ware.key: ware.gives for ware in self.wares(pool)}
+            for intent in self.rows(pool, STARTING):
+                gives = known.get(intent.offer)
+                if gives is None and (seen := self.world.learned.get((pool.name, intent.type))) is not None:
+                    gives = vector(seen)
+                if gives is not None and self.now <= intent.deadline:
+                    found.append(Bin(intent.name, gives, pool.runtimes, pool.isolations, pool.name))
+        return found
+
+
+def room(node: Node) -> Bin:
+    """The free room of a node."""
+    total, taken = vector(node.total), vector(node.reserved)
+    free = (
+        max(0.0, total[0] - taken[0]),
+        max(0.0, total[1] - taken[1]),
+        max(0.0, total[2] - taken[2]),
+        max(0.0, total[3] - taken[3]),
+        max(0.0, total[4] - taken[4]),
+    )
+    return Bin(node.id, free, node.runtimes, node.isolations, node.pool)

@@ -1,0 +1,39 @@
+"""What instances cost.  A started hour counts in full: the strictest way in which clouds charge."""
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Final
+
+from autoscaler.core.rows import Intent
+
+HOUR: Final = 3600.0
+
+
+def month_of(now: float) -> str:
+    """The calendar month of a moment, such as ``2026-11``; UTC."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
+
+
+def month_start(now: float) -> float:
+    """When it began."""
+    return datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+
+def cost(intent: Intent, now: float) -> Decimal:
+    """Euro that one instance has cost in this month; nothing for what was never made, or has no known price."""
+    if intent.instance_id is None or intent.price is None:
+        return Decimal(0)
+    since = max(intent.created_at, month_start(now))
+    return intent.price * max(1, math.ceil((now - since) / HOUR))
+
+
+def rate(intents: Iterable[Intent]) -> Decimal | None:
+    """Euro an hour of all rows together; ``None`` when one has no known price."""
+    total = Decimal(0)
+    for intent in intents:
+        if intent.price is None:
+            return None
+        total += intent.price
+    return total

@@ -1,0 +1,47 @@
+"""One boot more: the first offer of a pool that may be bought, or the reason why there is none."""
+
+from autoscaler.core.draft import Draft
+from autoscaler.core.limits import pool_refusal, ware_refusal
+from autoscaler.core.model import Boot, PoolPolicy, Waiting
+from autoscaler.core.packing import Bin, Group, fits
+from autoscaler.core.supply import Ware
+
+
+def suits(pool: PoolPolicy, ware: Ware, group: Group) -> bool:
+    """Whether a node of this offer has room for one of ``group``."""
+    return fits(group.need, ware.gives) and _room(pool, ware).welcomes(group.item)
+
+
+def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: str = "") -> str | None:
+    """Adds one boot to the plan, of the first offer that may be bought and fits ``group``; or says why not."""
+    refusal = pool_refusal(draft, pool)
+    reason = why.format(words(group.item)) if group is not None else why
+    if refusal is None:
+        refusal = "its offers are not sold any more" if pool.offers else "its provider has no offers"
+        for ware in draft.wares(pool):
+            if group is not None and not suits(pool, ware, group):
+                continue
+            held = ware_refusal(draft, pool, ware)
+            if held is None:
+                item = group.item if group is not None else None
+                draft.actions.append(
+                    Boot(pool.name, pool.provider, ware.key, pool.start_seconds, reason, ware.price, item, cause)
+                )
+                draft.booted.append((pool, ware, _room(pool, ware)))
+                return None
+            refusal = held
+    if group is None:
+        draft.wait(f"pool {pool.name}", f"{reason}, but {refusal}")
+    return refusal
+
+
+def _room(pool: PoolPolicy, ware: Ware) -> Bin:
+    return Bin(pool.name, ware.gives, pool.runtimes, pool.isolations, pool.name)
+
+
+def words(item: Waiting) -> str:
+    """A shape for people."""
+    shape = item.shape
+    gpus = f", {shape.gpus} gpus" if shape.gpus else ""
+    runtime = f" on {item.runtime}" if item.runtime else ""
+    return f"{shape.cpus:g} cpus, {shape.memory_mb} MiB, {shape.disk_mb} MiB disk{gpus} ({item.isolation}{runtime})"

@@ -1,0 +1,125 @@
+"""What is there: rows of the journal, listings, nodes and demand.  All times are seconds since the epoch, UTC."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.pools import OfferKey
+from gateway.wire.resources import Shape
+from gateway.wire.states import NodeState
+from providers.base import Caps, Instance, Offer
+
+DRIFT = "drift"
+PRESSURE = "pressure"
+
+
+@dataclass(frozen=True)
+class Intent:
+    """One row of the journal."""
+
+    operation_id: str
+    pool: str
+    provider: str
+    name: str
+    type: str
+    location: str
+    state: IntentState
+    created_at: float
+    changed_at: float
+    """Since when it is in this state."""
+    deadline: float
+    """By when its instance must run; once it does, by when its node must have registered."""
+    attempts: int = 0
+    next_try_at: float = 0.0
+    """No call about it before this."""
+    instance_id: str | None = None
+    node_id: str | None = None
+    drain_mark: float | None = None
+    """The node's last heartbeat, by the gateway's clock, when it was closed; a later one proves what is there."""
+    detail: str = ""
+    """The reason of the last change, or the last error."""
+    price: Decimal | None = None
+    """Euro an hour when it was ordered; ``None`` when unknown."""
+    spec: str = ""
+    """`PoolPolicy.spec` when it was ordered."""
+    running_at: float | None = None
+    """When its instance was first seen running."""
+    cause: str = ""
+    """Why it was booted or is being closed, where a rule depends on it: ``pressure``, ``drift``."""
+
+    @property
+    def offer(self) -> OfferKey:
+        """What was ordered."""
+        return OfferKey(self.type, self.location)
+
+    @property
+    def sighting(self) -> str:
+        """Names this try in the record of what listings lacked: each new call has to be looked for anew."""
+        return f"{self.operation_id}/{self.attempts}"
+
+
+@dataclass(frozen=True)
+class ProviderView:
+    """What one provider said in this tick.  Without a complete listing it is blind, and nothing is concluded."""
+
+    caps: Caps
+    instances: tuple[Instance, ...] | None
+    taken_at: float = 0.0
+    """By the provider's clock."""
+    offers: tuple[Offer, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    problem: str = ""
+    """Why it is blind."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as the gateway knows it."""
+
+    id: str
+    instance: str
+    pool: str
+    state: NodeState
+    total: Shape
+    reserved: Shape
+    sandboxes: int
+    runtimes: frozenset[str]
+    isolations: frozenset[str]
+    heartbeat_at: float | None = None
+    idle_since: float | None = None
+    pressed_for: float = 0.0
+    """Seconds for which it has been under pressure without a break."""
+    pressed_at: float | None = None
+    """When it was last seen under pressure."""
+    operation_id: str | None = None
+    """The order that its instance came from, where its join token was bound to one."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sandbox has a row there."""
+        return self.sandboxes == 0
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Sandboxes of one shape that want room: they wait, were asked for ahead, or are a pool's warm floor."""
+
+    shape: Shape
+    runtime: str | None = None
+    isolation: str = "gvisor"
+    count: int = 1
+    since: float | None = None
+    """Since when, by the gateway's clock; ``None`` for what is not a waiting sandbox."""
+    pool: str | None = None
+    """The only pool that helps; ``None`` for any."""
+
+
+@dataclass(frozen=True)
+class BackOff:
+    """Nothing is created under ``key`` before ``until``."""
+
+    key: str
+    until: float
+    failures: int
+    failed_at: float
+    reason: str

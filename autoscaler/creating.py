@@ -1,0 +1,218 @@
+"""Creates: the row first, then the call, then what came of it; and what instead when it was refused."""
+
+import base64
+import logging
+import random
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoscaler.clock import Clock
+from autoscaler.core import backoff, naming
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.model import Boot, FleetPolicy, Intent, World
+from autoscaler.core.policy import fallback
+from autoscaler.observe import Gateway
+from autoscaler.store.journal import Journal
+from gateway.wire.nodes import JoinTokenRequest
+from providers.base import Applied, ComputeProvider, Create, ErrorKind, ProviderError, Ref, Scope
+
+log = logging.getLogger(__name__)
+
+S = IntentState
+TOKEN_MOST = 86_400
+TOKEN_LEAST = 60
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How the instances of one pool are made ready to become nodes."""
+
+    image: str
+    user_data: Callable[[str, str], str]
+    """From the instance's name and its join token."""
+
+
+def new_operation_id() -> str:
+    """60 random bits in the letters that every cloud allows in names."""
+    return base64.b32encode(secrets.token_bytes(8)).decode().lower()[: naming.OPERATION_LENGTH]
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Where randomness comes from; tests bring their own."""
+
+    new_id: Callable[[], str] = new_operation_id
+    """Makes operation ids."""
+    jitter: Callable[[], float] = random.random
+    """Numbers below 1, by which back-offs are shortened."""
+
+
+class Creator:
+    """Writes intents and makes their instances."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        providers: Mapping[str, ComputeProvider],
+        gateway: Gateway,
+        policy: FleetPolicy,
+        preparations: Mapping[str, Preparation],
+        clock: Clock,
+        chances: Chances,
+    ) -> None:
+        self._journal = journal
+        self._providers = providers
+        self._gateway = gateway
+        self._policy = policy
+        self._pools = {pool.name: pool for pool in policy.pools}
+        self._preparations = preparations
+        self._clock = clock
+        self._chances = chances
+
+    def write(self, boots: Sequence[Boot]) -> list[Intent]:
+        """All intents of one plan in one transaction: limits hold from here on, whatever happens next."""
+        now = self._clock.now()
+        intents: list[Intent] = []
+        for boot in boots:
+            operation = self._chances.new_id()
+            intents.append(
+                Intent(
+                    operation_id=operation,
+                    pool=boot.pool,
+                    provider=boot.provider,
+                    name=naming.instance_name(self._policy.deployment, boot.pool, operation),
+                    type=boot.offer.type,
+                    location=boot.offer.location,
+                    state=S.PLANNED,
+                    created_at=now,
+                    changed_at=now,
+                    deadline=now + boot.seconds,
+                    detail=boot.reason,
+                    price=boot.price,
+                    spec=self._pools[boot.pool].spec,
+                    cause=boot.cause,
+                )
+            )
+        self._journal.add(intents)
+        return intents
+
+    def boot(self, boot: Boot, intent: Intent, world: World | None) -> None:
+        """Makes the instance of a new intent; while its offer cannot be had, of the next offer that fits.
+
+        Each refusal backs its offer off, so this ends with the offers.  A try whose outcome is unknown ends it too: it
+        may have made something.
+        """
+        while (error := self.create(intent)) is not None:
+            if error.kind is not ErrorKind.CAPACITY or world is None:
+                return
+            # What is left of the limits is in the journal, not in the plan.
+            world = replace(world, intents=self._journal.open_intents(), backoffs=self._journal.backoffs())
+            instead = fallback(world, self._policy, self._clock.now(), boot)
+            for wait in instead.waits:
+                log.info("%s: %s", wait.subject, wait.reason)
+            boots = [action for action in instead.actions if isinstance(action, Boot)]
+            if not boots:
+                return
+            (boot,), (intent,) = boots, self.write(boots)
+
+    def create(self, intent: Intent) -> ProviderError | None:
+        """Sends the create of an intent, for the first time or again.
+
+        Returns:
+            The refusal, if it is sure that nothing was made.
+        """
+        provider = self._providers[intent.provider]
+        now = self._clock.now()
+        tries = intent.attempts + 1
+        again_at = now + backoff.retry_after(tries)
+        if intent.attempts and self._is_there(provider, intent, again_at):
+            return None
+        order = self._order(intent, now)
+        if intent.state is S.PLANNED:
+            intent = self._move(intent, S.CALLING, "", attempts=tries, next_try_at=again_at)
+        else:
+            intent = self._amend(intent, f"try {tries}", attempts=tries, next_try_at=again_at)
+        try:
+            instance = provider.create(order)
+        except ProviderError as error:
+            return self._refused(intent, error)
+        found = "it was there already" if instance.adopted else "the provider makes it"
+        self._move(intent, S.BOOTING, found, instance_id=instance.id)
+        self._journal.release(backoff.keys(intent.provider, intent.pool, intent.offer)[:-1])
+        return None
+
+    def _is_there(self, provider: ComputeProvider, intent: Intent, again_at: float) -> bool:
+        """Whether an earlier try made it after all, or that cannot be known now.
+
+        If it did, that try's token is in it, and a new one is not needed.
+        """
+        try:
+            found = provider.get(Ref(name=intent.name))
+        except ProviderError as error:
+            self._amend(intent, f"{error.kind}: {error}", next_try_at=again_at)
+            return True
+        if found is None or naming.operation_of(found) != intent.operation_id:
+            return False
+        self._move(intent, S.BOOTING, "an earlier try had made it", instance_id=found.id)
+        return True
+
+    def _order(self, intent: Intent, now: float) -> Create:
+        preparation, pool = self._preparations[intent.pool], self._pools[intent.pool]
+        left = int(intent.deadline + pool.boot_seconds - now)
+        request = JoinTokenRequest(
+            instance=intent.name,
+            pool=intent.pool,
+            ttl_seconds=max(TOKEN_LEAST, min(TOKEN_MOST, left)),
+            operation_id=intent.operation_id,
+        )
+        token = self._gateway.join_token(request).token
+        own = naming.labels(self._policy.deployment, intent.pool, pool.role, intent.operation_id, intent.spec)
+        return Create(
+            name=intent.name,
+            operation_id=intent.operation_id,
+            deployment=self._policy.deployment,
+            pool=intent.pool,
+            type=intent.type,
+            location=intent.location,
+            image=preparation.image,
+            user_data=preparation.user_data(intent.name, token),
+            labels={**pool.labels, **own},
+        )
+
+    def _refused(self, intent: Intent, error: ProviderError) -> ProviderError | None:
+        log.warning("create of %s failed (%s, applied: %s): %s", intent.name, error.kind, error.applied, error)
+        words = f"{error.kind}: {error}"
+        # After an earlier try whose outcome is unknown, a refusal of this one proves nothing about that one.
+        if error.applied is not Applied.NO or intent.attempts > 1:
+            self._amend(intent, words)
+            return None
+        self._move(intent, S.GONE, words)
+        key = backoff.key_of(error, intent.provider, intent.pool, intent.offer)
+        scope = Scope.PROVIDER if key == intent.provider else error.scope
+        least = error.retry_after or 0.0
+        if error.kind is ErrorKind.DEPRECATED:
+            least = max(least, backoff.DEPRECATED_SECONDS)
+        known = self._journal.backoffs().get(key)
+        bounds, now = backoff.BOUNDS[scope], self._clock.now()
+        held = backoff.grown(
+            known, key, bounds=bounds, now=now, reason=words, least=least, chance=self._chances.jitter()
+        )
+        self._journal.hold_back(held)
+        return error
+
+    def boot_failed(self, intent: Intent, reason: str) -> None:
+        """Holds the pool back after an instance that did not become a node."""
+        known = self._journal.backoffs().get(backoff.pool_key(intent.pool))
+        now, words = self._clock.now(), f"{intent.name}: {reason}"
+        self._journal.hold_back(
+            backoff.failed_boot(known, intent.pool, now=now, reason=words, chance=self._chances.jitter())
+        )
+
+    def _move(self, intent: Intent, to: IntentState, reason: str, **changes: object) -> Intent:
+        after = self._journal.move(intent.operation_id, to, now=self._clock.now(), reason=reason, **changes)
+        log.info("%s is %s%s", intent.name, to, f": {reason}" if reason else "")
+        return after
+
+    def _amend(self, intent: Intent, reason: str, **changes: object) -> Intent:
+        return self._journal.amend(intent.operation_id, now=self._clock.now(), reason=reason, **changes)
