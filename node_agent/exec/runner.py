@@ -67,15 +67,27 @@ class Runner:
             wait = 0.0 if failure.code is ErrorCode.START_ERROR else DEATH_WAIT
             death = find_death(session.sandbox_id, session.generation, wait)
             return outcome.lost(failure.message, death) if death else outcome.refused(failure)
-        if not session.begun(process):
+        early = session.begun(process)
+        if early is None:
             process.kill()
             process.close()
             return outcome.lost("ended before its process began", None)
+        self._catch_up(process, early)
         if self.stdin is not None:
             threading.Thread(
                 target=feed, args=(session, process, self.stdin), name=f"stdin-{session.id}", daemon=True
             ).start()
         return self._follow(process, find_death)
+
+    def _catch_up(self, process: ExecProcess, early: list[int]) -> None:
+        """Does what was asked for while the engine still started the process: no signal and no timeout is lost."""
+        try:
+            for number in early:
+                process.signal(number)
+            if self.session.expired:
+                process.kill()
+        except RuntimeFailure as failure:
+            log.error("session %s: a signal to its new process failed: %s", self.session.id, failure.message)
 
     def _follow(self, process: ExecProcess, find_death: FindDeath) -> Outcome:
         session = self.session

@@ -18,6 +18,8 @@ from node_agent.runtime.base import Chunk, ExecProcess
 
 log = logging.getLogger(__name__)
 
+MAX_EARLY_SIGNALS = 64  # kept for a process that has yet to begin
+
 
 class Bell:
     """Wakes coroutines from any thread.  Many rings before the loop gets to run are one."""
@@ -58,6 +60,7 @@ class Session:
         self._bell = bell
         self._lock = threading.Lock()
         self._process: ExecProcess | None = None
+        self._early: list[int] = []
         self._expired = False
 
     @property
@@ -135,21 +138,37 @@ class Session:
         records = self._history.read(after, limit, max_bytes)
         return ExecEvents(session=session, events=[record.event() for record in records])
 
+    def to_signal(self, number: int) -> ExecProcess | None:
+        """The process that is to get signal ``number`` now.
+
+        ``None`` after the end, and before the process began: then the signal is kept, and `begun` tells of it.
+        """
+        with self._lock:
+            if self._process is None and self.running and len(self._early) < MAX_EARLY_SIGNALS:
+                self._early.append(number)
+            return self._process
+
     # -- called by the session's own thread ---------------------------------------------------------------------------
 
     def save(self) -> None:
         """Writes the session beside its history, so that a later life of the agent can tell of it."""
         write_atomically(self._meta, self.snapshot().model_dump_json().encode())
 
-    def begun(self, process: ExecProcess) -> bool:
-        """The process runs; ``False`` when the session was ended meanwhile and nobody wants the process any more."""
+    def begun(self, process: ExecProcess) -> list[int] | None:
+        """The process runs.
+
+        Returns:
+            Signals that were asked for before it did, to be sent now; ``None`` when the session was ended meanwhile
+            and nobody wants the process any more.
+        """
         with self._lock:
             if not self.running:
-                return False
+                return None
             self._process = process
+            early, self._early = self._early, []
             self._history.note("status", "started", _now())
         self.ring()
-        return True
+        return early
 
     def output(self, chunk: Chunk) -> None:
         """The process wrote something; ignored after the end."""

@@ -153,13 +153,13 @@ class Sessions:
         return session
 
     async def signal(self, session_id: str, number: int) -> Session:
-        """Sends a signal to the process group; does nothing after the end.
+        """Sends a signal to the process group, once it has begun; does nothing after the end.
 
         Raises:
             RuntimeFailure: the engine could not deliver it.
         """
         session = self.get(session_id)
-        process = session.process
+        process = session.to_signal(number)
         if process is not None:
             await self._running_loop.run_in_executor(self._executor, process.signal, number)
         return session

@@ -55,6 +55,8 @@ class FakeControls:
     """A delete waits for this in the middle of its work."""
     deleting: threading.Event = field(default_factory=threading.Event)
     """Set once a delete has taken the order away."""
+    exec_gate: threading.Event | None = None
+    """An exec's process has started, but the engine says so only after this."""
     fail_creates: list[RuntimeFailure] = field(default_factory=list)
     """Each create takes one of these and fails with it."""
     fail_deletes: list[RuntimeFailure] = field(default_factory=list)
@@ -250,6 +252,8 @@ class FakeRuntime(SandboxRuntime):
             )
         except OSError as error:
             raise RuntimeFailure(ErrorCode.START_ERROR, f"{command.argv[0]}: {error.strerror}") from error
+        if self.controls.exec_gate is not None:
+            assert self.controls.exec_gate.wait(30)
         return FakeProcess(str(home), popen)
 
     def busybox(self, sandbox_id: str) -> str:

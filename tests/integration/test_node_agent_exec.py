@@ -18,6 +18,7 @@ from gateway.wire.states import DeathReason
 from node_agent.exec import sessions
 from tests.fakes.node import NodeUnderTest, served
 from tests.fakes.node_fixtures import box, fresh, node
+from tests.waiting import wait_until
 
 __all__ = ["box", "fresh", "node"]
 
@@ -130,6 +131,31 @@ def test_the_timeout_kills_the_group_and_keeps_the_output(node: NodeUnderTest, b
     assert output(told["events"]) == b"before\n"
     assert "timeout of 0.3 s" in session["error"]
     assert told["events"][-1]["exit_code"] == 124
+
+
+def test_a_timeout_before_the_engine_has_started_the_process_still_kills_it(node: NodeUnderTest, box: str) -> None:
+    node.runtime.controls.exec_gate = gate = threading.Event()
+    try:
+        session = started(node.exec(box, ["sleep", "60"], wait=0, timeout_seconds=1e-9))["session"]["id"]
+        live = node.node.sessions.get(session)
+        wait_until(lambda: live.expired)
+    finally:
+        node.runtime.controls.exec_gate = None
+        gate.set()
+    events = all_events(node, session)
+    assert events[-1]["exit_code"] == 124
+    assert not any("given up" in event["data"] for event in events)
+
+
+def test_a_signal_before_the_engine_has_started_the_process_reaches_it(node: NodeUnderTest, box: str) -> None:
+    node.runtime.controls.exec_gate = gate = threading.Event()
+    try:
+        session = started(node.exec(box, ["sleep", "60"], wait=0))["session"]["id"]
+        assert node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 15}).status_code == 200
+    finally:
+        node.runtime.controls.exec_gate = None
+        gate.set()
+    assert all_events(node, session)[-1]["exit_code"] == 143
 
 
 def test_a_background_child_does_not_hold_the_exec(node: NodeUnderTest, box: str) -> None:
