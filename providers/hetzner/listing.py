@@ -81,6 +81,7 @@ def complete(
     *,
     need: Need,
     params: Mapping[str, str | int] | None = None,
+    sort: str | None = "id:asc",
 ) -> Listing[M]:
     """Everything under ``path``.
 
@@ -90,13 +91,15 @@ def complete(
         model: what each item is read as.
         need: how much of the budget it leaves alone.
         params: filters.
+        sort: the order of pages, in which what is new comes last; ``None`` where the API takes none.
 
     Raises:
         ProviderError: it cannot be read, or it changed at every try: `ErrorKind.TRANSIENT`.
     """
+    query = {**(params or {}), **({"sort": sort} if sort is not None else {})}
     before: _Reading | None = None
     for _ in range(READINGS):
-        reading = _read(api, path, need, {"sort": "id:asc", **(params or {})})
+        reading = _read(api, path, need, query)
         same = before is not None and reading.is_consistent and before.shape == reading.shape
         if reading.is_proof or same:
             items = sorted((item for page in reading.pages for item in page), key=lambda item: int(item["id"]))

@@ -74,7 +74,7 @@ class HetznerProvider(ComputeProvider):
         return cls(parsed, parsed.token(environ), deployment=deployment)
 
     def offers(self) -> list[Offer]:
-        listing = complete(self._api, "/server_types", ServerType, need=Need.OPTIONAL)
+        listing = complete(self._api, "/server_types", ServerType, need=Need.OPTIONAL, sort=None)
         answered = self._api.call("GET", "/pricing", need=Need.OPTIONAL)
         pricing = read(Pricing, answered.payload.get("pricing"))
         return mapping.offers(listing.items, pricing, self._settings, answered.at)

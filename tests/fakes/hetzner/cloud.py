@@ -14,6 +14,17 @@ from tests.fakes.hetzner.state import Row, State, page_of
 
 SIDES = {"volumes": "volume", "primary_ips": "primary_ip", "floating_ips": "floating_ip", "ssh_keys": "ssh_key"}
 SIDES |= {"networks": "network", "firewalls": "firewall", "images": "image"}
+ADDRESS = {"ip": "203.0.113.9", "type": "ipv4", "blocked": False, "dns_ptr": []}
+DEFAULTS: dict[str, Row] = {
+    "volumes": {"server": None, "size": 10, "location": catalogue.location("fsn1"), "linux_device": "/dev/disk/by-id/0"}
+    | {"status": "available", "format": None},
+    "floating_ips": {**ADDRESS, "server": None, "home_location": catalogue.location("fsn1"), "description": ""},
+    "primary_ips": {**ADDRESS, "assignee_id": None, "assignee_type": "server", "auto_delete": False}
+    | {"location": catalogue.location("fsn1")},
+    "networks": {"ip_range": "10.0.0.0/8", "subnets": [], "routes": [], "servers": [], "load_balancers": []}
+    | {"expose_routes_to_vswitch": False},
+    "firewalls": {"rules": [], "applied_to": []},
+}
 USED_BY = {"volumes": "server", "primary_ips": "assignee_id", "floating_ips": "server"}
 
 
@@ -130,12 +141,7 @@ class Cloud:
 
     def add(self, kind: str, given: Mapping[str, Any]) -> Row:
         """A side resource; a volume with a ``server`` hangs on it."""
-        defaults: Row = {}
-        if kind == "primary_ips":
-            defaults = {"assignee_id": None, "assignee_type": "server", "auto_delete": False, "ip": "203.0.113.9"}
-        if kind in ("volumes", "floating_ips"):
-            defaults = {"server": None}
-        row = self.state.add(kind, {**defaults, **given})
+        row = self.state.add(kind, {**DEFAULTS.get(kind, {}), **given})
         if kind == "volumes" and row["server"] is not None:
             self.servers.one(row["server"]).volumes.append(row["id"])
         return row

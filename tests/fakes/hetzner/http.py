@@ -31,7 +31,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """JSON in, JSON out, connections kept."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm: ClassVar[bool] = True  # type: ignore[misc]
+    disable_nagle_algorithm: ClassVar[bool] = True
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent."""

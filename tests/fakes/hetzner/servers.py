@@ -74,7 +74,8 @@ class Servers:
         ips: Row = {"ipv4": None, "ipv6": None}
         for family, number in server.ips.items():
             if number in rows:
-                ips[family] = {"id": number, "ip": rows[number]["ip"], "blocked": False, "dns_ptr": None}
+                ip, reverse = rows[number]["ip"], "static.clients.example" if family == "ipv4" else []
+                ips[family] = {"id": number, "ip": ip, "blocked": False, "dns_ptr": reverse}
         floating = [row["id"] for row in self._state.rows["floating_ips"].values() if row.get("server") == server.id]
         return {
             "id": server.id,
@@ -218,7 +219,10 @@ class Servers:
                 "ip": ip,
                 "assignee_id": server.id,
                 "assignee_type": "server",
+                "blocked": False,
+                "dns_ptr": [],
                 "auto_delete": self._state.knobs.ips_auto_delete,
+                "location": catalogue.location(server.location),
             }
             self._state.add("primary_ips", given)
             server.ips[family] = number

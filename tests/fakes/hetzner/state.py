@@ -16,6 +16,13 @@ from tests.fakes.hetzner.refused import RefusedError, invalid, not_found
 Row = dict[str, Any]
 PER_PAGE = 25
 MOST_PER_PAGE = 50
+SORTS: dict[str, frozenset[str]] = {
+    "*": frozenset({"id", "name", "created"}),
+    "primary_ips": frozenset({"id", "created"}),
+    "floating_ips": frozenset({"id", "created"}),
+    "actions": frozenset({"id", "command", "status", "started", "finished"}),
+    "server_types": frozenset(),
+}
 
 
 @dataclass
@@ -176,9 +183,11 @@ def _rest(row: Row) -> Row:
 def page_of(kind: str, rows: list[Row], query: Mapping[str, str], totals: bool) -> Row:
     """One page of a listing, filtered and sorted as the query says."""
     found = [row for row in rows if _fits(row, query)]
-    for sort in reversed(query.get("sort", "id:asc").split(",")):
-        key, _, way = sort.partition(":")
-        found.sort(key=lambda row: row[key] if key in row else row["id"], reverse=way == "desc")
+    key, _, way = query.get("sort", "").partition(":")
+    if key:
+        if key not in SORTS.get(kind, SORTS["*"]) or way not in ("", "asc", "desc"):
+            raise invalid("sort", f"{kind} cannot be sorted by {query['sort']}")
+        found.sort(key=lambda row: (row[key], row["id"]), reverse=way == "desc")
     try:
         page, size = int(query.get("page", 1)), int(query.get("per_page", PER_PAGE))
     except ValueError:
