@@ -1,0 +1,180 @@
+"""Deletes every worker of a fleet before the gateway and the network go; run by sweep.tf at destroy.
+
+The order matters: a running autoscaler would make new workers while the old ones are deleted.
+
+1. Refuse while the machines are protected: the destroy would fail half-way.
+2. On the gateway, over SSH: stop the autoscaler for good and let it give up its fleet.
+3. Through the API: delete what still carries the labels of an operation of this fleet, servers first, then the addresses
+   and volumes that they left, and wait until the listings are empty.
+
+Python's standard library only, so that the machine that runs Terraform needs nothing but python3 and ssh.
+
+Environment:
+    SWEEP_DEPLOYMENT: name of the fleet.
+    SWEEP_HOST: address of the gateway.
+    SWEEP_PROTECTED: ``true`` while the machines are protected.
+    SWEEP_WITHOUT_GATEWAY: ``yes`` leaves out step 2, for a gateway that is known to be gone.
+    SWEEP_SSH_ARGS: more arguments of ssh, such as ``-i KEY -J HOST``.
+    HCLOUD_TOKEN, HCLOUD_ENDPOINT: as for the Terraform provider.
+
+Exits with 0 when nothing is left, and with 1 and a sentence otherwise.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+ENDPOINT = "https://api.hetzner.cloud/v1"
+CALL_SECONDS = 30
+SSH_SECONDS = 420
+WITHIN_SECONDS = float(os.environ.get("SWEEP_SECONDS", "600"))
+PAUSE_SECONDS = float(os.environ.get("SWEEP_PAUSE_SECONDS", "5"))
+PER_PAGE = 50
+# Servers first: what hangs on one cannot be deleted.
+KINDS = ("servers", "primary_ips", "floating_ips", "volumes")
+LATER = (409, 423, 429, 500, 502, 503, 504)  # in conflict, locked, too many calls, or the API's own trouble
+STOP = (
+    "set -e;"
+    " systemctl disable --now sandbox-autoscaler.path sandbox-autoscaler.service;"
+    " [ ! -e {secret} ] || runuser -u sandbox-autoscaler --"
+    " /opt/sandbox-fleet/autoscaler/bin/sandboxes autoscaler release --config /etc/sandbox-fleet/autoscaler.toml"
+).format(secret="/var/lib/sandbox-fleet/autoscaler/hcloud.token")
+
+
+class SweepError(Exception):
+    """The sweep cannot go on; the sentence says why and what to do."""
+
+
+class Busy(Exception):
+    """The API cannot do it now."""
+
+
+class Api:
+    """The few calls that are needed."""
+
+    def __init__(self, endpoint, token):
+        self._endpoint = endpoint.rstrip("/")
+        self._token = token
+
+    def call(self, method, path, query=None):
+        """The decoded answer; None when the thing is not there.
+
+        Raises:
+            Busy: a later try may help.
+            SweepError: none will.
+        """
+        url = self._endpoint + path + ("?" + urllib.parse.urlencode(query) if query else "")
+        request = urllib.request.Request(url, method=method, headers={"Authorization": "Bearer " + self._token})
+        try:
+            with urllib.request.urlopen(request, timeout=CALL_SECONDS) as answer:
+                return json.loads(answer.read() or b"{}")
+        except urllib.error.HTTPError as error:
+            with error:
+                words = error.read(2000).decode(errors="replace")
+            if error.code == 404:
+                return None
+            if error.code in LATER and "protected" not in words:
+                raise Busy("%s %s: %d %s" % (method, path, error.code, words)) from error
+            raise SweepError("%s %s: %d %s" % (method, path, error.code, words)) from error
+        except (OSError, ValueError) as error:
+            raise Busy("%s %s: %s" % (method, path, error)) from error
+
+    def listed(self, kind, deployment):
+        """Ids of everything of this kind that an operation of the fleet made."""
+        query = {
+            "label_selector": "sandbox-fleet/deployment==%s,sandbox-fleet/op" % deployment,
+            "per_page": PER_PAGE,
+            "sort": "id:asc",
+            "page": 1,
+        }
+        found = []
+        while query["page"] is not None:
+            answer = self.call("GET", "/" + kind, query)
+            if answer is None:
+                raise SweepError("the API has no list of %s" % kind)
+            found += [item["id"] for item in answer[kind]]
+            query["page"] = answer["meta"]["pagination"]["next_page"]
+        return found
+
+
+def stop_autoscaler(host):
+    """Stops the daemon for good and has it give up its fleet."""
+    command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "StrictHostKeyChecking=accept-new"]
+    command += [*shlex.split(os.environ.get("SWEEP_SSH_ARGS", "")), "root@" + host, STOP]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=SSH_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SweepError("the autoscaler on %s could not be stopped: %s" % (host, error)) from error
+    # 1 is the release's own word that something is left, which the next step deletes.
+    if done.returncode not in (0, 1):
+        raise SweepError(
+            "the autoscaler on %s could not be stopped (ssh exited with %d); a running one would make new workers."
+            " Give ssh what it needs in SWEEP_SSH_ARGS, or, if that machine is gone, set SWEEP_WITHOUT_GATEWAY=yes"
+            % (host, done.returncode)
+        )
+
+
+def delete_all(api, kind, deployment):
+    """Asks for the end of everything of this kind; answers how many are left.
+
+    One that cannot be deleted now keeps nothing else from it.
+    """
+    left = api.listed(kind, deployment)
+    for number in left:
+        try:
+            api.call("DELETE", "/%s/%d" % (kind, number))
+        except Busy as error:
+            print("sweep: later: %s" % error, flush=True)
+    return len(left)
+
+
+def sweep(api, deployment):
+    """Deletes until nothing is listed any more.
+
+    Raises:
+        SweepError: something is left when the time is over, or the API refuses.
+    """
+    deadline = time.monotonic() + WITHIN_SECONDS
+    for kind in KINDS:
+        while True:
+            try:
+                left = delete_all(api, kind, deployment)
+            except Busy as error:
+                print("sweep: %s" % error, flush=True)
+                left = -1
+            if left == 0:
+                break
+            if time.monotonic() > deadline:
+                raise SweepError("%s of %s are left after %.0f s" % (kind, deployment, WITHIN_SECONDS))
+            print("sweep: %s of %s are being deleted: %s" % (kind, deployment, left if left > 0 else "unknown"), flush=True)
+            # The API has no way to wait for an end, and counts calls.
+            time.sleep(PAUSE_SECONDS)
+
+
+def main():
+    """Runs the steps."""
+    deployment, host = os.environ["SWEEP_DEPLOYMENT"], os.environ["SWEEP_HOST"]
+    token = os.environ.get("HCLOUD_TOKEN", "")
+    try:
+        if os.environ["SWEEP_PROTECTED"] != "false":
+            raise SweepError("the fleet %s is protected; first run: terraform apply -var protect=false" % deployment)
+        if not token:
+            raise SweepError("HCLOUD_TOKEN is not set; the sweep reads the token from there, as the provider does")
+        if os.environ.get("SWEEP_WITHOUT_GATEWAY") != "yes":
+            stop_autoscaler(host)
+        sweep(Api(os.environ.get("HCLOUD_ENDPOINT") or ENDPOINT, token), deployment)
+    except SweepError as error:
+        print("error: %s" % error, file=sys.stderr)
+        return 1
+    print("sweep: nothing of %s is left" % deployment)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

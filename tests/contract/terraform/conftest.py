@@ -1,0 +1,66 @@
+"""Copies of `terraform/` that Terraform can work in, offline, and what it takes."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.contract.terraform import stub_provider
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+TERRAFORM: Final = ROOT / "terraform"
+SECONDS: Final = 100
+NO_TERRAFORM: Final = "no terraform program on this machine; what needs none is still tested"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A copy of `terraform/`, with a mirror that holds nothing but the schema of hcloud."""
+
+    path: Path
+    environment: Mapping[str, str]
+
+    def terraform(self, module: str, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Runs Terraform in one module; ``more`` are variables of its environment."""
+        return subprocess.run(
+            ["terraform", *words],
+            cwd=self.path / module,
+            env={**self.environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+
+    def ready(self, module: str) -> None:
+        """Runs ``init``."""
+        done = self.terraform(module, "init", "-no-color", "-input=false")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """An environment in which Terraform asks nobody outside."""
+    mirror = folder / "mirror"
+    stub_provider.install(mirror)
+    settings = folder / "terraform.rc"
+    settings.write_text(
+        f'disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n    path = "{mirror}"\n  }}\n}}\n'
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "HCLOUD_", "SWEEP_"))}
+    return {**kept, "TF_CLI_CONFIG_FILE": str(settings), "TF_IN_AUTOMATION": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """One for all tests: they read it, or work in a module of their own."""
+    if shutil.which("terraform") is None:
+        pytest.skip(NO_TERRAFORM)
+    folder = tmp_path_factory.mktemp("terraform")
+    copy = folder / "terraform"
+    shutil.copytree(TERRAFORM, copy, ignore=shutil.ignore_patterns(".terraform*", "*.tfstate*"))
+    return Workspace(copy, offline(folder))
