@@ -5,14 +5,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autoscaler import lock, release
-from autoscaler.bootstrap import INSTALLING, BootstrapError, NodeBoot, renderer
+from autoscaler import lock, preparing, release
+from autoscaler.bootstrap import BootstrapError
+from autoscaler.budget import metered
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.daemon import Daemon
-from autoscaler.execute import Executor, Preparation
-from autoscaler.observe import Observer
+from autoscaler.execute import Executor
+from autoscaler.observe import Observer, Pace
 from autoscaler.reconcile import Reconciler
-from autoscaler.settings import AutoscalerSettings, PoolSettings
+from autoscaler.settings import AutoscalerSettings
 from autoscaler.store.db import JournalError
 from autoscaler.store.journal import Journal
 from gateway.client import GatewayClient
@@ -50,13 +51,25 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
     """
     providers = make_providers(settings, environ)
     gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
-    preparations = {pool.name: _preparation(pool, settings, gateway) for pool in settings.pools}
-    policy, clock = settings.policy(), Clock()
+    try:
+        preparations = {pool.name: preparing.preparation(pool, settings, gateway) for pool in settings.pools}
+        policy = preparing.policy(settings)
+    except BootstrapError as error:
+        raise StartError(str(error)) from error
+    clock = Clock()
     journal = open_journal(settings)
     try:
         guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped)
         reconciler = Reconciler(
-            observer=Observer(providers, gateway, journal, clock, guard),
+            observer=Observer(
+                providers,
+                gateway,
+                journal,
+                clock,
+                guard,
+                policy=policy,
+                pace=Pace(settings.heartbeat_seconds, settings.list_seconds),
+            ),
             journal=journal,
             gateway=gateway,
             policy=policy,
@@ -108,9 +121,10 @@ def make_providers(settings: AutoscalerSettings, environ: Mapping[str, str]) -> 
         kind = str(table.get("kind", name))
         own = {key: value for key, value in table.items() if key != "kind"}
         try:
-            made[name] = registry.build(kind, own, deployment=settings.deployment, environ=environ)
+            provider = registry.build(kind, own, deployment=settings.deployment, environ=environ)
         except (registry.PluginError, ProviderSettingsError) as error:
             raise StartError(f"provider {name}: {error}") from error
+        made[name] = metered(provider, Clock().monotonic)
     return made
 
 
@@ -125,31 +139,6 @@ def open_journal(settings: AutoscalerSettings) -> Journal:
         return Journal.open(settings.url)
     except (JournalError, OSError) as error:
         raise StartError(str(error)) from error
-
-
-def _preparation(pool: PoolSettings, settings: AutoscalerSettings, gateway: GatewayClient) -> Preparation:
-    kind = str(settings.providers[pool.provider].get("kind", pool.provider))
-    try:
-        render = renderer(kind)
-    except BootstrapError as error:
-        raise StartError(f"pool {pool.name}: {error}") from error
-
-    def user_data(instance: str, join_token: str) -> str:
-        return render(
-            NodeBoot(
-                gateway_url=settings.node_gateway_url or settings.gateway_url,
-                join_token=join_token,
-                instance=instance,
-                pool=pool.name,
-                role=pool.role,
-                settings=pool.node_settings,
-                bundle_sha256=gateway.bundle().sha256 if kind in INSTALLING else "",
-                default_route=pool.default_route,
-                resolvers=pool.resolvers,
-            )
-        )
-
-    return Preparation(pool.image, user_data)
 
 
 def _token(settings: AutoscalerSettings) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
@@ -45,13 +46,22 @@ class Gateway(Protocol):
         """Tells what could be had at most."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long an observer waits for what."""
+
+    heartbeat_seconds: float = 0.0
+    """After a start nothing is changed until every node has had this long to be heard of, unless there is none."""
+    list_seconds: float = 0.0
+    """Between two listings of a provider that counts calls."""
+
+
 class Observer:
     """Makes a `World` a tick, and keeps in mind what the last one lacked.
 
     Args:
         policy: from which pressure on a node counts, and how long a side resource is left alone.
-        heartbeat_seconds: after a start nothing is changed until every node has had this long to be heard of, unless
-            there is nothing yet.
+        pace: how long it waits for what.
     """
 
     def __init__(
@@ -63,7 +73,7 @@ class Observer:
         guard: ClockGuard,
         *,
         policy: FleetPolicy | None = None,
-        heartbeat_seconds: float = 0.0,
+        pace: Pace = Pace(),
     ) -> None:
         self._providers = providers
         self._gateway = gateway
@@ -72,7 +82,8 @@ class Observer:
         self._guard = guard
         self._pools = {pool.name: pool for pool in policy.pools} if policy is not None else {}
         self._leftover_seconds = policy.orphan_seconds if policy is not None else float("inf")
-        self._heartbeat_seconds = heartbeat_seconds
+        self._pace = pace
+        self._listed_at: dict[str, float] = {}
         self._synced_at: float | None = None
         self._pressed = Lasting()
         self._pressed_at: dict[str, float] = {}
@@ -117,7 +128,7 @@ class Observer:
         now = self._clock.monotonic()
         if self._synced_at is None and nodes is not None:
             is_bare = not intents and not nodes and all(view.instances == () for view in views.values())
-            self._synced_at = now if is_bare else now + self._heartbeat_seconds
+            self._synced_at = now if is_bare else now + self._pace.heartbeat_seconds
         return self._synced_at is not None and now >= self._synced_at
 
     def _leftovers(self, views: Mapping[str, ProviderView]) -> frozenset[str]:
@@ -167,8 +178,13 @@ class Observer:
         offers = self._offers.get(name, (0.0, ()))[1]
         if self._clock.monotonic() < self._quiet_until.get(name, 0.0):
             return ProviderView(provider.caps, None, offers=offers, problem="it asked for fewer calls")
+        rest = self._listed_at.get(name, float("-inf")) + self._pace.list_seconds - self._clock.monotonic()
+        if provider.caps.calls_per_hour is not None and rest > 0:
+            problem = f"it is listed again in {rest:.0f} s"
+            return ProviderView(provider.caps, None, offers=offers, problem=problem, is_resting=True)
         try:
             inventory = provider.list()
+            self._listed_at[name] = self._clock.monotonic()
             offers = self._fresh_offers(name, provider)
         except ProviderError as error:
             if error.kind is ErrorKind.RATE_LIMIT:

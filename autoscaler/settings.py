@@ -3,19 +3,26 @@
 import os
 import tomllib
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from autoscaler.core.model import FleetPolicy, OfferKey, PoolPolicy
+from autoscaler.core.model import FleetPolicy, OfferKey, Order, PoolPolicy, WarmFloor
 from autoscaler.core.naming import NAME_PATTERN
+from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 
 ENV_PREFIX: Final = "SANDBOXES_AUTOSCALER_"
 _GIVES: Final = ("cpus", "memory_mb", "disk_mb")
 
+CLOCK: Final = r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$"
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+
+Euro = Annotated[Decimal, Field(ge=0, strict=False)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
@@ -34,6 +41,35 @@ class OfferSettings(BaseModel):
     """The provider's word for the place."""
 
 
+class WarmSettings(BaseModel):
+    """Room that a pool keeps free over and above all demand."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    count: int = Field(ge=1)
+    """How many sandboxes of this shape shall find room at once."""
+    cpus: float = Field(gt=0)
+    """Cores of each."""
+    memory_mb: int = Field(ge=1)
+    """MiB of memory of each."""
+    disk_mb: int = Field(default=0, ge=0)
+    """MiB of disk of each."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs of each."""
+    days: tuple[Day, ...] = DAYS
+    """On which days; UTC."""
+    start: str = Field(default="00:00", pattern=CLOCK)
+    """From when, ``HH:MM`` UTC."""
+    end: str = Field(default="24:00", pattern=CLOCK)
+    """Until when; before ``start`` it is the next day's."""
+
+    def floor(self) -> WarmFloor:
+        """The floor as the policy sees it."""
+        shape = Shape(cpus=self.cpus, memory_mb=self.memory_mb, disk_mb=self.disk_mb, gpus=self.gpus, slots=1)
+        days = frozenset(DAYS.index(day) for day in self.days)
+        return WarmFloor(shape, self.count, days, _minute(self.start), _minute(self.end))
+
+
 class PoolSettings(BaseModel):
     """Nodes of one kind, scaled together."""
 
@@ -46,7 +82,21 @@ class PoolSettings(BaseModel):
     role: Literal["sandbox", "builder", "both"] = "sandbox"
     """What its nodes do; a label of each."""
     offers: tuple[OfferSettings, ...] = ()
-    """What may be bought, in order of preference; empty for all that the provider sells, the cheapest first."""
+    """What may be bought; empty for all that the provider sells, the cheapest first."""
+    order: Order = Order.LISTED
+    """``listed``: offers are tried in the order above; ``price``: the cheapest first."""
+    max_price: Euro | None = None
+    """Euro an hour that one instance may cost at most.  With any cap set, an offer without a known price is refused."""
+    max_hourly: Euro | None = None
+    """Euro an hour that all instances of the pool may cost together."""
+    max_monthly: Euro | None = None
+    """Euro in a calendar month (UTC); nothing is booted any more that could lead beyond it."""
+    warm: tuple[WarmSettings, ...] = ()
+    """Room that is kept free, always or at certain times."""
+    labels: dict[str, str] = {}
+    """More labels of its instances, in the provider's own rules."""
+    replace_outdated: bool = True
+    """Whether nodes made from other settings, or of an offer that ends, are replaced one by one."""
     image: str = ""
     """What instances boot from, in the provider's words."""
     min: int = Field(default=0, ge=0)
@@ -55,10 +105,26 @@ class PoolSettings(BaseModel):
     """Most instances at any moment, those on their way and those being deleted included."""
     idle_seconds: float = Field(default=600.0, gt=0)
     """A node beyond the minimum that has been empty this long is closed and stopped."""
-    boot_seconds: float = Field(default=900.0, gt=0)
-    """From the decision to the registered node; later than that it has failed."""
+    hold_seconds: float | None = Field(default=None, ge=0)
+    """Nothing is closed so soon after the pool grew; ``None`` is ``idle_seconds``."""
+    start_seconds: float = Field(default=300.0, gt=0)
+    """From the decision to the running instance; later than that it has failed."""
+    boot_seconds: float = Field(default=600.0, gt=0)
+    """From the running instance to the registered node; later than that it has failed."""
+    drain_seconds: float = Field(default=1800.0, gt=0)
+    """A closed node that is not empty by then is pointed out."""
+    drain_share: float = Field(default=0.1, ge=0, le=1)
+    """Part of the ready nodes that may be on their way out at once; one always may."""
     max_in_flight: int = Field(default=2, ge=1)
-    """Most instances on their way at once."""
+    """Most instances on their way at once; more only when more than that are ready, then as many as those."""
+    pressure_nodes: int = Field(default=0, ge=0)
+    """Most nodes that pressure on the others adds; 0 is none."""
+    pressure_percent: float = Field(default=60.0, gt=0, le=100)
+    """Share of stalled time (Linux PSI) from which a node counts as pressed."""
+    pressure_seconds: float = Field(default=60.0, ge=0)
+    """How long that must last."""
+    billing_margin_seconds: float = Field(default=300.0, ge=60)
+    """Where started hours are paid, an idle node is closed only so shortly before its next one."""
     runtimes: tuple[RuntimeName, ...] = ("runsc", "docker")
     """Engines of its nodes; told to them."""
     isolations: tuple[Isolation, ...] = ("gvisor", "runc")
@@ -82,6 +148,8 @@ class PoolSettings(BaseModel):
     def _min_within_max(self) -> Self:
         if self.min > self.max:
             raise ValueError("min must not be above max")
+        if self.role == "builder" and self.warm:
+            raise ValueError("warm is room for sandboxes, and a builder pool has none")
         return self
 
     @property
@@ -106,9 +174,23 @@ class PoolSettings(BaseModel):
             min=self.min,
             max=self.max,
             offers=tuple(OfferKey(offer.type, offer.location) for offer in self.offers),
+            order=self.order,
+            max_price=self.max_price,
+            max_hourly=self.max_hourly,
+            max_monthly=self.max_monthly,
+            warm=tuple(each.floor() for each in self.warm),
+            labels=self.labels,
             idle_seconds=self.idle_seconds,
+            hold_seconds=self.hold_seconds,
+            start_seconds=self.start_seconds,
             boot_seconds=self.boot_seconds,
+            drain_seconds=self.drain_seconds,
+            drain_share=self.drain_share,
             max_in_flight=self.max_in_flight,
+            pressure_nodes=self.pressure_nodes,
+            pressure_percent=self.pressure_percent,
+            pressure_seconds=self.pressure_seconds,
+            billing_margin_seconds=self.billing_margin_seconds,
             runtimes=frozenset(self.runtimes),
             isolations=frozenset(self.isolations),
             cpu_overcommit=self.cpu_overcommit,
@@ -141,6 +223,18 @@ class AutoscalerSettings(BaseSettings):
     """SQLAlchemy URL of the journal; ``None`` is a SQLite file in ``state_dir``."""
     tick_seconds: float = Field(default=2.0, gt=0)
     """Seconds between two looks."""
+    list_seconds: float = Field(default=10.0, ge=0)
+    """Providers that count calls are listed so often at most; it is rounded up to whole looks."""
+    heartbeat_seconds: float = Field(default=10.0, ge=0)
+    """After a start nothing is changed for this long, so that every node is heard of; the gateway's own interval."""
+    max: int | None = Field(default=None, ge=0)
+    """Most instances of all pools together; ``None`` is the sum of theirs."""
+    max_hourly: Euro | None = None
+    """Euro an hour that all instances may cost together."""
+    max_monthly: Euro | None = None
+    """Euro in a calendar month (UTC) over all pools; nothing is booted any more that could lead beyond it."""
+    young_seconds: float = Field(default=0.0, ge=0)
+    """Demand that is all younger than this is waited for, so that a burst becomes one decision."""
     creates_per_tick: int = Field(default=1, ge=1)
     """Most instances that one look orders, over all pools."""
     stops_per_tick: int = Field(default=1, ge=1)
@@ -182,11 +276,20 @@ class AutoscalerSettings(BaseSettings):
         return FleetPolicy(
             deployment=self.deployment,
             pools=tuple(pool.policy() for pool in self.pools),
+            max=self.max,
+            max_hourly=self.max_hourly,
+            max_monthly=self.max_monthly,
+            young_seconds=self.young_seconds,
             creates_per_tick=self.creates_per_tick,
             stops_per_tick=self.stops_per_tick,
             orphan_seconds=self.orphan_seconds,
             silent_seconds=self.silent_seconds,
         )
+
+
+def _minute(text: str) -> int:
+    hours, minutes = text.split(":")
+    return int(hours) * 60 + int(minutes)
 
 
 def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> AutoscalerSettings:

@@ -32,6 +32,9 @@ def pool_refusal(draft: Draft, pool: PoolPolicy) -> str | None:
 
 def _pool_refusal(draft: Draft, pool: PoolPolicy) -> str | None:
     if not is_visible(draft, pool):
+        view = draft.world.providers.get(pool.provider)
+        if view is not None and view.is_resting:
+            return f"{PATIENCE}: provider {pool.provider} rests; {view.problem}"
         return f"provider {pool.provider} is blind"
     if pool.name in draft.failed:
         return "an instance of it has just failed to become a node"

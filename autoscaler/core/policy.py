@@ -74,7 +74,7 @@ def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:
     waits = [
         Wait(f"provider {name}", f"nothing is concluded or changed there: {view.problem}")
         for name, view in sorted(world.providers.items())
-        if view.instances is None
+        if view.instances is None and not view.is_resting
     ]
     for intent in world.intents:
         if intent.provider not in world.providers:

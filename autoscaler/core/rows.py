@@ -70,6 +70,8 @@ class ProviderView:
     leftovers: tuple[str, ...] = ()
     problem: str = ""
     """Why it is blind."""
+    is_resting: bool = False
+    """It is blind only because it was listed a moment ago."""
 
 
 @dataclass(frozen=True)

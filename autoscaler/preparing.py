@@ -1,0 +1,76 @@
+"""How the instances of a pool are made ready to become nodes, and the digest of all that they are made from."""
+
+import hashlib
+import json
+from dataclasses import replace
+from importlib import metadata
+from typing import Final
+
+from autoscaler.bootstrap import INSTALLING, NodeBoot, renderer
+from autoscaler.core.model import FleetPolicy
+from autoscaler.creating import Preparation
+from autoscaler.settings import AutoscalerSettings, PoolSettings
+from gateway.client import GatewayClient
+
+DISTRIBUTION: Final = "sandbox-fleet"
+DIGITS: Final = 12
+
+
+def preparation(pool: PoolSettings, settings: AutoscalerSettings, gateway: GatewayClient) -> Preparation:
+    """The image and the user data of one pool.
+
+    Raises:
+        BootstrapError: instances of this kind of provider cannot be told anything.
+    """
+    kind = _kind(pool, settings)
+    render = renderer(kind)
+
+    def user_data(instance: str, join_token: str) -> str:
+        boot = _boot(pool, settings, instance, join_token)
+        return render(replace(boot, bundle_sha256=gateway.bundle().sha256) if kind in INSTALLING else boot)
+
+    return Preparation(pool.image, user_data)
+
+
+def policy(settings: AutoscalerSettings) -> FleetPolicy:
+    """The fleet as the policy sees it, with the digest of each pool that replaces what is out of date.
+
+    Raises:
+        BootstrapError: as `preparation`.
+    """
+    fleet = settings.policy()
+    specs = {pool.name: spec(pool, settings) if pool.replace_outdated else "" for pool in settings.pools}
+    return replace(fleet, pools=tuple(replace(pool, spec=specs[pool.name]) for pool in fleet.pools))
+
+
+def spec(pool: PoolSettings, settings: AutoscalerSettings) -> str:
+    """Digest of what instances of a pool are made from: image, user data, labels, and the release that they install."""
+    kind = _kind(pool, settings)
+    installs = kind in INSTALLING
+    user_data = renderer(kind)(replace(_boot(pool, settings, "", ""), bundle_sha256="0" * 64 if installs else ""))
+    parts = [pool.image, user_data, pool.labels, _release() if installs else ""]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def _boot(pool: PoolSettings, settings: AutoscalerSettings, instance: str, join_token: str) -> NodeBoot:
+    return NodeBoot(
+        gateway_url=settings.node_gateway_url or settings.gateway_url,
+        join_token=join_token,
+        instance=instance,
+        pool=pool.name,
+        role=pool.role,
+        settings=pool.node_settings,
+        default_route=pool.default_route,
+        resolvers=pool.resolvers,
+    )
+
+
+def _kind(pool: PoolSettings, settings: AutoscalerSettings) -> str:
+    return str(settings.providers[pool.provider].get("kind", pool.provider))
+
+
+def _release() -> str:
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return ""
