@@ -21,6 +21,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from providers.local import processes
+from providers.local.network import Namespace
 
 RECORD: Final = "instance.json"
 TEMPORARY: Final = ".tmp-"
@@ -66,6 +67,13 @@ class Record:
     cleanup_command: tuple[str, ...]
     stop_seconds: float
     cleanup_seconds: float
+    network: Mapping[str, str] | None = None
+    """Its `network.Namespace`; ``None`` where it shares this machine's network."""
+
+    @property
+    def namespace(self) -> Namespace | None:
+        """Its own network, if it has one."""
+        return None if self.network is None else Namespace(**self.network)
 
 
 class Home:

@@ -5,9 +5,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from string import Template
@@ -34,6 +35,7 @@ from providers.base import (
     Scope,
 )
 from providers.local.home import DOOMED, TEMPORARY, Home, Record, UserData
+from providers.local.network import Namespace, Network, NetworkError
 from providers.local.processes import reap, signal_holder
 from providers.local.settings import LocalSettings, parse
 
@@ -64,6 +66,9 @@ class LocalProvider(ComputeProvider):
         self._settings = settings
         self._root = settings.root.absolute()
         self._deployment = deployment
+        self._network = Network(self._root, settings.subnet) if settings.network == "namespace" else None
+        self._making = threading.Lock()
+        """One at a time: an address is taken once the instance's directory is there."""
         self._children: set[int] = set()
         """Supervisors that this process started and must collect when they end."""
 
@@ -105,7 +110,11 @@ class LocalProvider(ComputeProvider):
                 message = f"{self._settings.max_instances} instances are there, the most that max_instances allows"
                 raise _refusal(ErrorKind.QUOTA, message, Scope.PROVIDER)
         try:
-            home, adopted = Home.make(path, self._record(want), _user_data(want)), False
+            with self._making:
+                record = self._record(want, self._free_namespace())
+                home, adopted = Home.make(path, record, _user_data(want)), False
+        except NetworkError as error:
+            raise _refusal(ErrorKind.CONFIG, str(error), Scope.PROVIDER) from error
         except FileExistsError:
             home, adopted = Home(path), True
         except OSError as error:
@@ -178,9 +187,19 @@ class LocalProvider(ComputeProvider):
             address=record.address,
         )
 
-    def _record(self, want: Create) -> Record:
+    def _free_namespace(self) -> Namespace | None:
+        """The network of an instance that is to be made; also removes the networks that no instance owns."""
+        if self._network is None:
+            return None
+        records = (home.record() for home in self._homes())
+        taken = {record.namespace.name for record in records if record is not None and record.namespace is not None}
+        self._network.sweep(taken)
+        return self._network.free(taken)
+
+    def _record(self, want: Create, namespace: Namespace | None) -> Record:
         settings = self._settings
-        words = {"dir": str(self._root / want.name), "name": want.name, "address": settings.address}
+        address = settings.address if namespace is None else namespace.address
+        words = {"dir": str(self._root / want.name), "name": want.name, "address": address}
         return Record(
             id=want.name,
             name=want.name,
@@ -189,12 +208,13 @@ class LocalProvider(ComputeProvider):
             type=want.type,
             location=want.location,
             labels=dict(want.labels),
-            address=settings.address,
+            address=address,
             created_at=datetime.now(UTC).isoformat(),
             node_command=tuple(Template(word).safe_substitute(words) for word in settings.node_command),
             cleanup_command=tuple(Template(word).safe_substitute(words) for word in settings.cleanup_command),
             stop_seconds=settings.stop_seconds,
             cleanup_seconds=settings.cleanup_seconds,
+            network=None if namespace is None else asdict(namespace),
         )
 
     def _started(self, home: Home, want: Create, *, adopted: bool) -> Instance:

@@ -1,11 +1,12 @@
 """Settings of the `local` provider."""
 
+import ipaddress
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from providers.base import SettingsError
 
@@ -24,7 +25,11 @@ class LocalSettings(BaseModel):
     root: Path
     """Directory that holds one directory per instance."""
     address: str = "127.0.0.1"
-    """Address of every instance."""
+    """Address of every instance, where they share this machine's network."""
+    network: Literal["host", "namespace"] = "host"
+    """``namespace`` gives each instance a network namespace and an address of its own, as a machine has; needs root."""
+    subnet: str = "10.215.0.0/24"
+    """Range of those addresses; the first is this machine's, where they reach a gateway that listens on it."""
     max_instances: int = Field(default=8, ge=1)
     """More are refused as a quota would be."""
     cpus: float | None = Field(default=None, gt=0)
@@ -44,6 +49,14 @@ class LocalSettings(BaseModel):
     """What the node command has between SIGTERM and SIGKILL."""
     cleanup_seconds: float = Field(default=120.0, gt=0)
     """What one run of the cleanup command may take."""
+
+    @field_validator("subnet")
+    @classmethod
+    def _private_range(cls, value: str) -> str:
+        network = ipaddress.IPv4Network(value)
+        if not network.is_private or network.num_addresses < 4:
+            raise ValueError("must be a private IPv4 range with room for two addresses, such as 10.215.0.0/24")
+        return str(network)
 
 
 def parse(settings: Mapping[str, object]) -> LocalSettings:

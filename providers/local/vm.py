@@ -19,6 +19,7 @@ from typing import Final
 
 from providers.local import processes
 from providers.local.home import Home, Record
+from providers.local.network import Network, NetworkError
 
 LOG_BYTES: Final = 8 * 2**20
 FIRST_BACKOFF: Final = 0.5
@@ -127,6 +128,11 @@ class Supervisor:
         """One life of the node command."""
         environment = {**os.environ, processes.MARKER: str(self._home.path)}
         command = self._record.node_command
+        try:
+            command = self._inside(command)
+        except NetworkError as error:
+            self._log.say(f"no network: {error}")
+            return
         with copied_to(self._log) as output:
             try:
                 node = await self._start(command, output, environment)
@@ -143,6 +149,14 @@ class Supervisor:
                 await self._end(node, ending)
             stopping.cancel()
         self._log.say(f"process {node.pid} ended with {node.returncode}")
+
+    def _inside(self, command: tuple[str, ...]) -> tuple[str, ...]:
+        """``command`` in the instance's own network, which is made where it is missing."""
+        namespace = self._record.namespace
+        if namespace is None:
+            return command
+        Network(self._home.path.parent, namespace.subnet).attach(namespace)
+        return namespace.entered(command)
 
     @staticmethod
     async def _start(command: tuple[str, ...], output: int, environment: Mapping[str, str]) -> Process:
@@ -172,9 +186,11 @@ class Supervisor:
             try:
                 processes.kill_marked(self._home.path)
                 await self._clean_up()
+                if namespace := self._record.namespace:
+                    Network(self._home.path.parent, namespace.subnet).detach(namespace.name)
                 self._home.remove()
                 return 0
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError, NetworkError) as error:
                 self._log.say(f"removal failed ({attempt} of {CLEANUP_ATTEMPTS}): {error}")
             if attempt < CLEANUP_ATTEMPTS:
                 await asyncio.sleep(backoff)
@@ -191,6 +207,8 @@ class Supervisor:
         command = self._record.cleanup_command
         if not command:
             return
+        if (namespace := self._record.namespace) is not None and namespace.is_there:
+            command = namespace.entered(command)
         with copied_to(self._log) as output:
             process = await self._start(command, output, os.environ)
             try:
