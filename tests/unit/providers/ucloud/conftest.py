@@ -1,0 +1,25 @@
+"""One emulated account for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from providers.ucloud import UCloudProvider
+from tests.fakes.ucloud.lab import Lab, lab
+from tests.fakes.ucloud.remote import Remote
+
+
+@pytest.fixture
+def account() -> Iterator[Lab]:
+    with lab() as made:
+        yield made
+
+
+@pytest.fixture
+def remote(account: Lab) -> Remote:
+    return account.remote
+
+
+@pytest.fixture
+def provider(account: Lab) -> UCloudProvider:
+    return account.provider()
