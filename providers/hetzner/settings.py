@@ -51,7 +51,7 @@ class HetznerSettings(BaseModel):
     read_seconds: float = Field(default=30.0, gt=0, le=300)
     """For each silence of the API."""
     reserve_calls: int = Field(default=600, ge=0)
-    """Calls of the project's hourly budget that only deletes may use."""
+    """Calls of the project's hourly budget that are kept for deletes, and half of them for listings, too."""
     newborn_seconds: float = Field(default=600.0, gt=0)
     """A server younger than this that is off has not been started yet; an older one has been stopped."""
     leftovers_seconds: float = Field(default=300.0, ge=0)

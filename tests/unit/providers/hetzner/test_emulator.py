@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import hcloud
 import pytest
 
 from tests.fakes.hetzner import Control, Machine, emulator
@@ -58,6 +59,39 @@ def get(cloud: Control, path: str, method: str = "GET", body: object = None) -> 
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
+
+
+def test_hcloud_itself_understands_every_answer(lab: Lab) -> None:
+    """Its typed clients read fields that the provider does not."""
+    network = lab.cloud.add("networks", name="n", subnets=[{"type": "cloud", "ip_range": "10.0.0.0/16"}])
+    volume = lab.cloud.add("volumes", name="v")
+    for kind in ("floating_ips", "primary_ips", "firewalls"):
+        lab.cloud.add(kind, name="a")
+    client = hcloud.Client(lab.cloud.token, api_endpoint=lab.cloud.api, timeout=5)
+    made = client.servers.create(
+        name="a",
+        server_type=client.server_types.get_by_name("cx33"),
+        image=client.images.get_by_name_and_architecture("debian-12", "x86"),
+        location=client.locations.get_by_name("fsn1"),
+        ssh_keys=client.ssh_keys.get_all(),
+        networks=[client.networks.get_by_id(network)],
+        labels={"a": "b"},
+    )
+    lab.advance(60)
+    for action in (made.action, *made.next_actions):
+        action.wait_until_finished(max_retries=1)
+    (server,) = client.servers.get_all(label_selector="a==b")
+    assert (server.status, server.private_net[0].network.id) == ("running", network)
+    assert server.public_net.primary_ipv4.ip == server.public_net.ipv4.ip
+    assert client.servers.get_by_name("a") == server
+    assert client.volumes.get_by_id(volume).server is None
+    for rows in (client.firewalls, client.floating_ips, client.primary_ips, client.images, client.server_types):
+        assert rows.get_all()
+    server.update(labels={"c": "d"})
+    assert client.servers.get_by_id(server.id).labels == {"c": "d"}
+    server.delete()
+    lab.advance(60)
+    assert client.servers.get_all() == []
 
 
 def test_pages(lab: Lab) -> None:
