@@ -20,6 +20,16 @@ from typing import Final
 _NETNS: Final = Path("/run/netns")
 _MOST: Final = 4096  # three hex digits: an interface's name has 15 characters at most
 _SECONDS: Final = 20.0
+_TRANSLATION: Final = """
+add table ip {table}
+delete table ip {table}
+table ip {table} {{
+  chain postrouting {{
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {subnet} oifname != "{table}" masquerade
+  }}
+}}
+"""
 
 
 class NetworkError(Exception):
@@ -156,12 +166,7 @@ class Network:
                 f"link set {self.bridge} up",
             )
         # What instances send beyond this machine carries its address; nobody out there knows theirs.
-        _run(
-            ["nft", "-f", "-"],
-            f"add table ip {self.bridge}\ndelete table ip {self.bridge}\n"
-            f"table ip {self.bridge} {{ chain postrouting {{ type nat hook postrouting priority srcnat;"
-            f' ip saddr {self._subnet} oifname != "{self.bridge}" masquerade }} }}\n',
-        )
+        _run(["nft", "-f", "-"], _TRANSLATION.format(table=self.bridge, subnet=self._subnet))
         _allow_forwarding()
 
     def _refuse_overlap(self) -> None:
