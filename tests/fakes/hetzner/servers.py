@@ -165,11 +165,13 @@ class Servers:
 
     def _sold(self, body: Mapping[str, Any]) -> tuple[Row, str]:
         wanted, place = body.get("server_type"), body.get("location") or "fsn1"
-        kind = next((row for row in self._state.types if wanted in (row["name"], row["id"])), None)
+        kind = next((row for row in self._state.types if wanted in (row["name"], row["id"], str(row["id"]))), None)
         if kind is None:
             raise invalid("server_type", f"server type {wanted} does not exist")
-        if place not in catalogue.LOCATIONS:
-            raise invalid("location", f"location {place} does not exist")
+        places = [catalogue.location(name) for name in catalogue.LOCATIONS]
+        place = next((row["name"] for row in places if place in (row["name"], row["id"], str(row["id"]))), None)
+        if place is None:
+            raise invalid("location", f"location {body.get('location')} does not exist")
         there = next((row for row in kind["locations"] if row["name"] == place), None)
         if there is None:
             raise RefusedError(422, "invalid_input", "unsupported location for server type")
