@@ -1,11 +1,19 @@
-"""One autoscaler acts at a time: a lock that the kernel lets go of when its process dies by any means."""
+"""One autoscaler acts at a time.
+
+On one machine a file lock that the kernel lets go of when its process dies by any means; with a journal in PostgreSQL
+also an advisory lock there, that the server lets go of with the connection.  No clock is involved in either.
+"""
 
 import contextlib
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 
 
 class LockedError(Exception):
@@ -45,3 +53,44 @@ def owner(path: Path) -> str | None:
     except FileNotFoundError:
         pass
     return None
+
+
+@contextlib.contextmanager
+def held_in_database(engine: Engine, deployment: str) -> Iterator[Callable[[], None]]:
+    """Holds the advisory lock of a deployment in PostgreSQL; any other database is a file, and has its own lock.
+
+    Yields:
+        What is to be called before each round: raises `LockedError` once the lock is not certain any more.
+
+    Raises:
+        LockedError: another process holds it.
+    """
+    if engine.dialect.name != "postgresql":
+        yield _nothing
+        return
+    key = int.from_bytes(hashlib.sha256(f"sandbox-fleet {deployment}".encode()).digest()[:8], signed=True)
+    # A session's lock lives as long as its connection, so this one is kept out of the pool and out of transactions.
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
+            raise LockedError(f"another autoscaler of {deployment} has the lock in its database; end it first")
+        yield lambda: _assure(connection, key)
+        with contextlib.suppress(DBAPIError):  # a connection that is lost has let go already
+            connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": key})
+
+
+def _assure(connection: Connection, key: int) -> None:
+    """The same session still has the lock; a new connection would not."""
+    query = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted"
+        " AND ((classid::bigint << 32) | objid::bigint) = :key"
+    )
+    try:
+        found = connection.scalar(text(query), {"key": key})
+    except DBAPIError as error:
+        raise LockedError(f"the connection that held the lock is lost: {error.orig}") from error
+    if not found:
+        raise LockedError("the lock in the database is lost")
+
+
+def _nothing() -> None:
+    """A file lock cannot be lost."""

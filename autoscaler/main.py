@@ -2,7 +2,9 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autoscaler import lock, preparing, release
@@ -90,8 +92,27 @@ def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bo
     with locked(settings), assembled(settings, environ, execute=execute) as parts:
         mode = "acting" if execute else "looking only"
         log.info("autoscaler of %s: %d pools, %s", settings.deployment, len(settings.pools), mode)
-        tick = parts.reconciler.tick
-        Daemon(tick, parts.reconciler.prune if execute else _nothing, settings.tick_seconds).run()
+        try:
+            with lock.held_in_database(parts.journal.engine, settings.deployment) as assure:
+                _daemon(parts.reconciler, assure if execute else _nothing, settings, execute=execute).run()
+        except lock.LockedError as error:
+            raise StartError(str(error)) from error
+
+
+def _daemon(
+    reconciler: Reconciler, assure: Callable[[], None], settings: AutoscalerSettings, *, execute: bool
+) -> Daemon:
+    def tick(is_stopping: Callable[[], bool]) -> object:
+        try:
+            assure()
+        except lock.LockedError as error:
+            # Another one may act from here on, so this one ends as if it had been asked to.
+            log.error("%s", error)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return None
+        return reconciler.tick(is_stopping)
+
+    return Daemon(tick, reconciler.prune if execute else _nothing, settings.tick_seconds)
 
 
 @contextlib.contextmanager

@@ -46,6 +46,11 @@ class Journal:
         """
         return cls(open_engine(url))
 
+    @property
+    def engine(self) -> Engine:
+        """For the lock that lives in the same database."""
+        return self._engine
+
     def close(self) -> None:
         """Gives all connections back."""
         self._engine.dispose()
