@@ -93,11 +93,11 @@ def instance(job: Job, *, is_stopping: bool = False, adopted: bool = False) -> I
 def access(job: Job) -> Access | None:
     """Where sshd was told to listen: the last port since the machine last stopped, which frees it."""
     found: Access | None = None
-    has_run = False
+    runs = False
     for update in job.updates:
-        if update.state in WAITING and has_run:
-            found = None
-        has_run = has_run or update.state == "RUNNING"
+        if update.state in WAITING and runs:
+            found, runs = None, False
+        runs = runs or update.state == "RUNNING"
         if update.status and (match := _SSH.search(update.status)):
             found = Access(match["host"], int(match["port"]), match["user"])
     return None if is_final(job) else found

@@ -40,6 +40,8 @@ class Vm:
     product: Product
     phase: str = "queued"
     """queued, starting, off, running, suspended, stuck, ended"""
+    is_orphan: bool = False
+    """Core gave its order up."""
     exists: bool = False
     holds_room: bool = False
     told_full: bool = False
@@ -109,9 +111,9 @@ class Cluster:
         self.files: dict[str, str] = {}
         self.script_label = "ucloud.dk/init-script"
         self.started: dict[str, list[str]] = {}
-        """Jobs whose machine came to be while Core knew them, by operation."""
+        """Jobs that Core took on and whose machine came to be, by operation."""
         self.orphans: Counter[str] = Counter()
-        """Machines that came to be for a job that Core had dropped, by operation."""
+        """Machines that came to be for an order that Core gave up, by operation."""
         self.billed: dict[str, float] = {}
         """Seconds in RUNNING, by job."""
         self._images: set[str] = set()
@@ -277,13 +279,14 @@ class Cluster:
 
     def _count_start(self, vm: Vm) -> None:
         operation = vm.labels.get(self._op_label, "")
-        if self._core().knows(vm.job_id):
+        if not vm.is_orphan:
             self.started.setdefault(operation, []).append(vm.job_id)
             return
         self.orphans[operation] += 1
 
-    def purge_later(self, job_id: str) -> None:
-        """An orphan ends after three failed confirmations and five minutes."""
+    def orphan(self, job_id: str) -> None:
+        """Core's order came too late for Core: it ends after three failed confirmations and five minutes."""
+        self.vms[job_id].is_orphan = True
         self.clock.after(ORPHAN_SECONDS + self._in((0.0, 180.0)), lambda: self._off(self.vms[job_id], "ended"))
 
     def _off(self, vm: Vm, phase: str) -> None:

@@ -79,7 +79,7 @@ class Core:
         if orphan:
             product = self.catalogue.find(job.specification["product"])
             self.cluster.accept(job.id, dict(job.specification), product)
-            self.cluster.purge_later(job.id)
+            self.cluster.orphan(job.id)
         self.clock.after(PHANTOM_SECONDS, lambda: self.jobs.pop(job.id, None))
         raise ApiError(502, "")
 

@@ -91,7 +91,14 @@ def test_the_last_port_counts_and_is_gone_once_the_machine_stopped() -> None:
     boot = [("IN_QUEUE", None), (None, SSH.format(2001)), ("SUSPENDED", "off"), ("RUNNING", None)]
     assert mapping.access(job(updates=told(*boot))) == Access("ssh.example.net", 2001, "ucloud")
     assert mapping.access(job("SUSPENDED", updates=told(*boot, ("SUSPENDED", "off")))) is None
-    again = [*boot, ("SUSPENDED", "off"), ("IN_QUEUE", None), (None, SSH.format(2002)), ("RUNNING", None)]
+    again = [
+        *boot,
+        ("SUSPENDED", "off"),
+        ("IN_QUEUE", None),
+        (None, SSH.format(2002)),
+        ("SUSPENDED", "off"),
+        ("RUNNING", None),
+    ]
     assert mapping.access(job(updates=told(*again))) == Access("ssh.example.net", 2002, "ucloud")
 
 
