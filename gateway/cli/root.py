@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "nodes": ("gateway.cli.client", "List the nodes of the fleet."),
     "token": ("gateway.cli.server", "Make, list and revoke tokens."),
     "gateway": ("gateway.cli.server", "Run the gateway, or print its OpenAPI document."),
+    "bootstrap": ("gateway.cli.bootstrap", "Order the gateway's own machine on a cloud without Terraform."),
 }
 ROLE_HELP: Final = {
     "autoscaler": "Run the autoscaler, or look at its plan.",

@@ -14,7 +14,7 @@ from tests.contract.terraform import stub_provider
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 TERRAFORM: Final = ROOT / "terraform"
-SECONDS: Final = 100
+SECONDS: Final = 280
 NO_TERRAFORM: Final = "no terraform program on this machine; what needs none is still tested"
 
 
@@ -48,11 +48,16 @@ def offline(folder: Path) -> dict[str, str]:
     mirror = folder / "mirror"
     stub_provider.install(mirror)
     settings = folder / "terraform.rc"
-    settings.write_text(
-        f'disable_checkpoint = true\nprovider_installation {{\n  filesystem_mirror {{\n    path = "{mirror}"\n  }}\n}}\n'
-    )
+    only = f'filesystem_mirror {{\n    path = "{mirror}"\n  }}'
+    settings.write_text(f"disable_checkpoint = true\nprovider_installation {{\n  {only}\n}}\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "HCLOUD_", "SWEEP_"))}
-    return {**kept, "TF_CLI_CONFIG_FILE": str(settings), "TF_IN_AUTOMATION": "1", "PYTHONPATH": str(ROOT)}
+    return {
+        **kept,
+        "TF_CLI_CONFIG_FILE": str(settings),
+        "TF_IN_AUTOMATION": "1",
+        "HOME": str(folder),
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A Terraform provider that only knows the schema of hcloud, as `hcloud_schema.json` has it.
 
-``terraform validate`` needs that schema, and so does ``terraform test`` for a mocked provider.  Nothing can be made with
-it.  The real provider is a program that no package index carries.
+``terraform validate`` needs that schema, and so does ``terraform test`` for a mocked provider.  Nothing can be made
+with it.  The real provider is a program that no package index carries.
 """
 
 import json
@@ -36,7 +36,7 @@ def _attributes(listed: dict[str, str]) -> list[schema.Attribute]:
     made = []
     for name, words in listed.items():
         presence, _, kind = words.partition(" ")
-        flags = {word: True for word in presence.split("+")}
+        flags = dict.fromkeys(presence.split("+"), True)
         made.append(schema.Attribute(name, _TYPES[kind], **flags))
     return made
 
@@ -65,7 +65,7 @@ def _resource(name: str, resource: dict[str, Any]) -> type:
 
 
 class HcloudSchema:
-    """The provider, as the framework wants it."""
+    """The provider, as the framework wants it: `tf.iface.Provider`."""
 
     def get_model_prefix(self) -> str:
         return "hcloud_"

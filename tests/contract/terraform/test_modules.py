@@ -7,7 +7,8 @@ import pytest
 from tests.contract.terraform.conftest import Workspace
 
 MODULES = ("modules/render", "modules/hetzner", "examples/hetzner", "examples/ucloud")
-TESTED = ("modules/render", "modules/hetzner", "examples/hetzner", "examples/ucloud")
+# Many starts of Terraform and of the stand-in, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(300)
 
 
 def told(done: subprocess.CompletedProcess[str]) -> str:
@@ -26,9 +27,9 @@ def test_it_is_valid(workspace: Workspace, module: str) -> None:
     assert done.returncode == 0, told(done)
 
 
-@pytest.mark.parametrize("module", TESTED)
+@pytest.mark.parametrize("module", MODULES)
 def test_its_own_tests_pass(workspace: Workspace, module: str) -> None:
     workspace.ready(module)
     done = workspace.terraform(module, "test", "-no-color")
     assert done.returncode == 0, told(done)
-    assert "0 failed" in done.stdout and "0 skipped" not in done.stdout.replace("0 failed.", ""), told(done)
+    assert " passed, 0 failed." in done.stdout, told(done)
