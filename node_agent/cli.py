@@ -90,6 +90,31 @@ def tag(root: Annotated[Path, typer.Option(help="Root of the node.")]) -> None:
     typer.echo(tag_of(root))
 
 
+@app.command("prepare-image")
+def prepare_image(
+    root: Annotated[Path, typer.Option(help="File system of the machine; another one than / only for a look.")] = Path(
+        "/"
+    ),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: this machine ends as a node.")] = False,
+) -> None:
+    """Make this machine an image: everything stays installed, and nothing of its own stays in it.
+
+    Then switch it off and take a snapshot; machines that boot from that install nothing.
+    """
+    from node_agent.prepare import Image, PrepareError, prepare, run_command
+
+    if not dry_run and not yes:
+        raise _fail(PrepareError("this removes the machine's identity, keys and sandboxes; say --yes, or --dry-run"))
+    image = Image(root.absolute(), Path("/run/systemd/system").exists(), run_command)
+    try:
+        prepare(image, typer.echo, dry_run=dry_run)
+    except PrepareError as error:
+        raise _fail(error) from error
+    if not dry_run:
+        typer.echo("ready: switch this machine off, and take a snapshot of it")
+
+
 @app.command("demo-image")
 def demo_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | None, typer.Option()] = None) -> None:
     """Make a Debian image with Python from this machine's packages, and print its name."""

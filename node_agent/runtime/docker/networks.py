@@ -80,7 +80,7 @@ class DockerNetworks:
         return gone
 
     def _create(self, name: str) -> None:
-        subnet = free_subnet(self._pool)
+        subnet, bridge = free_subnet(self._pool), self._free_bridge()
         config: dict[str, Any] = {
             "Driver": "default",
             "Config": [{"Subnet": str(subnet), "Gateway": str(next(subnet.hosts()))}],
@@ -91,16 +91,28 @@ class DockerNetworks:
             ipam=config,
             labels={self._label: self._tag},
             options={
-                "com.docker.network.bridge.name": self._free_bridge(),
+                "com.docker.network.bridge.name": bridge,
                 "com.docker.network.bridge.enable_ip_masquerade": "false",
                 "com.docker.network.bridge.enable_icc": "false",
             },
         )
+        if bridge not in _interfaces():
+            # Our firewall is in this agent's network namespace: it would not stand between that bridge and the world.
+            self._api.client.remove_network(name)
+            raise RuntimeFailure(
+                ErrorCode.UNSUPPORTED,
+                "the Docker engine is in another network namespace than this node agent, so its networks cannot be"
+                " closed; use the runsc runtime, or network none",
+            )
 
     def _free_bridge(self) -> str:
-        taken = {name for _, name in socket.if_nameindex()}
+        taken = _interfaces()
         for slot in range(_MAX_SLOTS):
             name = f"{self._prefix}{slot:03x}"
             if name not in taken:
                 return name
         raise RuntimeFailure(ErrorCode.CAPACITY, f"this node already has {_MAX_SLOTS} Docker networks")
+
+
+def _interfaces() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
