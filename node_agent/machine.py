@@ -57,12 +57,13 @@ class Machine:
         settings = self._settings
         self.measure(0)
         memory = parse_meminfo((self._proc / "meminfo").read_text())["MemTotal"]
+        cores = len(os.sched_getaffinity(0))
         return Shape(
-            cpus=settings.cpus or len(os.sched_getaffinity(0)) * settings.cpu_overcommit,
+            cpus=settings.cpus or cores * settings.cpu_overcommit,
             memory_mb=settings.memory_mb or max(0, memory - settings.reserve_memory_mb),
             disk_mb=self._disk_mb or 0,
             gpus=self._gpus,
-            slots=settings.slots,
+            slots=min(settings.slots, max(1, int(cores * settings.slots_per_core))),
         )
 
     def use(self) -> Use:

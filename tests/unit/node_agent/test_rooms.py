@@ -62,8 +62,17 @@ def machine(root: Path, **given: object) -> Machine:
 
 
 def test_a_machine_gives_away_what_is_left_after_its_reserve(tmp_path: Path) -> None:
-    total = machine(tmp_path, reserve_memory_mb=1000, disk_mb=77, cpus=3.5).total()
-    assert (total.memory_mb, total.disk_mb, total.cpus, total.gpus, total.slots) == (3000, 77, 3.5, 2, 250)
+    total = machine(tmp_path, reserve_memory_mb=1000, disk_mb=77, cpus=3.5, slots=1).total()
+    assert (total.memory_mb, total.disk_mb, total.cpus, total.gpus, total.slots) == (3000, 77, 3.5, 2, 1)
+
+
+def test_a_machine_takes_no_more_sandboxes_than_its_cores_can_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
+    assert machine(tmp_path / "a").total().slots == 48
+    assert machine(tmp_path / "b", slots_per_core=1000).total().slots == 250
+    assert machine(tmp_path / "c", slots_per_core=0.1).total().slots == 1
 
 
 def test_the_disk_that_adopted_sandboxes_wrote_is_given_away_too(tmp_path: Path) -> None:
