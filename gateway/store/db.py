@@ -6,6 +6,7 @@ in one transaction, and never touches the event loop.
 """
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -121,21 +122,26 @@ def make_engine(url: str) -> Engine:
             raise StoreError(
                 f"database {parsed.render_as_string()}: the driver {error.name} is not installed"
             ) from error
-    _make_parent(parsed.database)
+    _make_private(parsed.database)
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _on_sqlite_connect)
     event.listen(engine, "begin", _on_sqlite_begin)
     return engine
 
 
-def _make_parent(database: str | None) -> None:
+def _make_private(database: str | None) -> None:
+    """The file, which only its owner may read wherever it lies; SQLite gives its side files the same mode."""
     if not database or database == ":memory:":
         raise StoreError("the gateway's SQLite database must be a file: sqlite:///PATH")
-    parent = Path(database).parent
+    file = Path(database)
     try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"directory {parent} of the gateway's database: {error.strerror}") from error
+        raise StoreError(f"directory {file.parent} of the gateway's database: {error.strerror}") from error
+    # A file that cannot be made or changed is for SQLite to refuse, in words of its own.
+    with contextlib.suppress(OSError):
+        file.touch(mode=0o600)
+        file.chmod(0o600)
 
 
 def _on_sqlite_connect(connection: sqlite3.Connection, record: object) -> None:

@@ -56,6 +56,18 @@ async def test_sqlite_runs_in_wal_with_foreign_keys_and_writes_that_lock_at_once
     db.close()
 
 
+def test_nobody_else_may_read_the_database_or_its_side_files(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "gateway.db").touch(mode=0o644)
+    database = Database.open(f"sqlite:///{tmp_path / 'gateway.db'}")
+    try:
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+    finally:
+        database.close()
+    assert "gateway.db-wal" in modes
+    assert set(modes.values()) == {0o600}, modes
+
+
 def test_a_newer_database_is_refused_with_one_sentence(tmp_path: Path) -> None:
     Database.open(url_of(tmp_path / "g.db")).close()
     raw = sqlite3.connect(tmp_path / "g.db")
