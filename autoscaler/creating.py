@@ -125,7 +125,8 @@ class Creator:
         provider = self._providers[intent.provider]
         now = self._clock.now()
         tries = intent.attempts + 1
-        again_at = now + backoff.retry_after(tries)
+        # Written before the call, so that it holds after a crash, too.
+        again_at = now + max(backoff.retry_after(tries), provider.caps.settle_seconds)
         if intent.attempts and self._is_there(provider, intent, again_at):
             return None
         order = self._order(intent, now)

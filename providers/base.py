@@ -106,6 +106,9 @@ class Caps:
     """Bytes; ``None`` when there is no bound."""
     calls_per_hour: int | None
     has_gpu: bool
+    settle_seconds: float = 0.0
+    """How long an order whose answer was lost may still come through.  Where names are not unique, it is sent again
+    only after that; elsewhere zero does."""
 
 
 @dataclass(frozen=True)

@@ -243,6 +243,12 @@ class ProviderContract:
     def test_caps_billing(self, provider: ComputeProvider) -> None:
         assert provider.caps.billing in set(Billing)
 
+    def test_caps_settle_seconds(self, provider: ComputeProvider) -> None:
+        """Without unique names nothing but time keeps an order that is sent again from being a second one."""
+        caps = provider.caps
+        assert caps.settle_seconds >= 0
+        assert caps.unique_names or caps.settle_seconds > 0
+
     def test_caps_deleted_vanish(self, provider: ComputeProvider, harness: Harness) -> None:
         made = provider.create(want(provider, harness))
         provider.delete(Ref(id=made.id))

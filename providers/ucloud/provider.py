@@ -23,6 +23,7 @@ from providers.base import (
 )
 from providers.ucloud import mapping
 from providers.ucloud.client import UCloudClient
+from providers.ucloud.errors import SETTLE_SECONDS
 from providers.ucloud.mapping import DEPLOYMENT, MAX_USER_DATA, NAME, OPERATION
 from providers.ucloud.models import Job
 from providers.ucloud.settings import UCloudSettings, parse, secret
@@ -44,6 +45,7 @@ class UCloudProvider(ComputeProvider):
         max_user_data=MAX_USER_DATA,
         calls_per_hour=None,
         has_gpu=False,
+        settle_seconds=SETTLE_SECONDS,
     )
 
     def __init__(
@@ -97,8 +99,8 @@ class UCloudProvider(ComputeProvider):
         """Orders one job, unless the operation has one already, even one that has ended.
 
         UCloud knows no unique names and no idempotency, so that look is all that there is, and it proves nothing about
-        an order that may still be under way: after an outcome that is unknown, look for at least
-        `providers.ucloud.errors.SETTLE_SECONDS`, twice, before ordering again.
+        an order that may still be under way: after an outcome that is unknown, the caller lets ``settle_seconds`` pass
+        and lists twice before it orders again.
         """
         mapping.labels(want, self._settings)  # what cannot be carried is refused before anything is asked
         known = self._client.browse({**self._mine(want.deployment), OPERATION: want.operation_id}).jobs
