@@ -5,11 +5,12 @@ the exit code only then may ask nobody.  gVisor has no event for "it began", so 
 dozen milliseconds between the pid file, which runsc writes just before, and the begin.
 """
 
+import contextlib
 import threading
 from types import TracebackType
 from typing import Final, Self
 
-from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
+from node_agent.runtime.runsc.control import ControlLostError, Pending
 from node_agent.runtime.runsc.layout import Places
 
 _EVERY: Final = 0.003  # seconds between two looks
@@ -35,8 +36,13 @@ class EarlyWait:
     ) -> None:
         self._over.set()
         self._thread.join()
-        if error is not None and self.pending is not None:
+        if self.pending is not None and (error is not None or self._refused(self.pending, 0)):
             self.pending.close()
+            self.pending = None
+        if self.pending is None and error is None:
+            # On a busy host a refusal takes longer than a look; now that the first process has begun, none can come.
+            with contextlib.suppress(ControlLostError):
+                self.pending = self._control.wait_first()
 
     def _ask(self) -> None:
         while not self._over.wait(_EVERY):
@@ -49,12 +55,15 @@ class EarlyWait:
             pending = self._control.wait_first()
         except ControlLostError:
             return False
-        try:
-            refused = pending.refused(_EVERY)
-        except (ControlError, ControlLostError):
-            refused = True
-        if refused:
+        if self._refused(pending, _EVERY):
             pending.close()
             return False
         self.pending = pending
         return True
+
+    @staticmethod
+    def _refused(pending: Pending, within: float) -> bool:
+        try:
+            return pending.refused(within)
+        except ControlLostError:
+            return True

@@ -18,10 +18,12 @@ OnEnd = Callable[[int | None], None]
 class Watch:
     """One watched sandbox."""
 
+    control: Control
     pending: Pending | None
     sentry: int
     on_end: OnEnd
     closed: bool = False
+    asked_again: bool = False
 
 
 class Watcher:
@@ -48,7 +50,7 @@ class Watcher:
         if pending is None:
             with contextlib.suppress(ControlLostError):
                 pending = control.wait_first()
-        watch = Watch(pending, sentry, on_end)
+        watch = Watch(control, pending, sentry, on_end)
         with self._lock:
             self._added.append(watch)
             if self._thread is None:
@@ -106,12 +108,21 @@ class Watcher:
             return None
         try:
             done, status = watch.pending.take()
-        except (ControlError, ControlLostError):  # the sentry's own end will tell
+        except (ControlError, ControlLostError) as error:
             self._selector.unregister(watch.pending)
             watch.pending.close()
             watch.pending = None
-            return None
+            if isinstance(error, ControlError) and not watch.asked_again:
+                # Asked before the first process began, and refused late: it has begun by now.
+                self._ask_again(watch)
+            return None  # the sentry's own end will tell
         return int(status) if done else None
+
+    def _ask_again(self, watch: Watch) -> None:
+        watch.asked_again = True
+        with contextlib.suppress(ControlLostError):
+            watch.pending = watch.control.wait_first()
+            self._selector.register(watch.pending, selectors.EVENT_READ, watch)
 
     def _forget(self, watch: Watch) -> None:
         if watch.closed:
