@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscaler import lock, main
+from autoscaler.bootstrap import ucloud_init_script
 from autoscaler.clock import Clock
 from autoscaler.reconcile import Report
 from autoscaler.settings import SettingsError, load_settings
@@ -42,6 +43,12 @@ def run(
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _sentences():
         main.run(load_settings(config), os.environ, execute=execute)
+
+
+@app.command("init-script")
+def init_script() -> None:
+    """Print the script with which UCloud machines become nodes; put it into the provider's bootstrap_folder."""
+    typer.echo(ucloud_init_script(), nl=False)
 
 
 @app.command()

@@ -34,6 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "resume": ("gateway.cli.client", "Thaw paused sandboxes."),
     "restart": ("gateway.cli.client", "Start sandboxes anew, with their workspace."),
     "nodes": ("gateway.cli.client", "List the nodes of the fleet."),
+    "capacity": ("gateway.cli.capacity", "Ask for capacity before it is needed."),
     "token": ("gateway.cli.server", "Make, list and revoke tokens."),
     "gateway": ("gateway.cli.server", "Run the gateway, or print its OpenAPI document."),
     "bootstrap": ("gateway.cli.bootstrap", "Order the gateway's own machine on a cloud without Terraform."),

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, Literal, Self, Unpack
 from uuid import uuid4
 
 from . import create, exec, files
+from .capacity import CapacityCalls
 from .errors import NotFoundError, SandboxApiError
 from .exec import ExecHandle, ExecOptions, Input
 from .files import Content, Progress
@@ -28,7 +29,7 @@ def sandbox_auth_headers(api_token: str | None) -> dict[str, str]:
     return {"X-UCloud-Sandbox-Token": token} if token else {}
 
 
-class SandboxClient:
+class SandboxClient(CapacityCalls):
     """Talks to one service.  One client serves any number of threads; it keeps connections alive between calls.
 
     Args:
