@@ -12,6 +12,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -120,7 +121,7 @@ def _await_running(provider: ComputeProvider, made: Instance, within: float) -> 
         raise CommandFailed(
             f"machine {made.id} ({made.name}) does not run after {within:.0f} s; run this again to go on"
         )
-    return found
+    return replace(found, adopted=made.adopted)
 
 
 def _end_all(provider: ComputeProvider, within: float) -> None:

@@ -1,0 +1,217 @@
+"""What the render module makes is what the daemons, systemd, cloud-init and the shell understand."""
+
+import json
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from autoscaler.core.naming import PREFIX
+from autoscaler.settings import load_settings as load_autoscaler
+from gateway.settings import load_settings as load_gateway
+from providers.hetzner import HetznerProvider
+from providers.hetzner.mapping import MAX_USER_DATA
+from providers.ucloud import UCloudProvider
+from tests.contract.terraform.conftest import Workspace
+
+pytestmark = pytest.mark.timeout(300)
+
+STATE: Final = "/var/lib/sandbox-fleet"
+HCLOUD: Final = f"{STATE}/autoscaler/hcloud.token"
+UCLOUD: Final = f"{STATE}/autoscaler/ucloud.token"
+OFFERS: Final = [{"type": "cx43", "location": "fsn1"}, {"type": "cx33", "location": "nbg1"}]
+WHEEL: Final = {"wheel_url": "https://files.example.org/sandbox_fleet-0.1.0-py3-none-any.whl", "wheel_sha256": "a" * 64}
+FULL: Final[Mapping[str, Any]] = {
+    **WHEEL,
+    "deployment": "prod",
+    "cloud": "hetzner",
+    "listen_host": "10.20.0.2",
+    "public_ipv4": "192.0.2.10",
+    "nat_for": "10.20.0.0/16",
+    "state_device": "/dev/disk/by-id/scsi-0HC_Volume_4711",
+    "secret_file": HCLOUD,
+    "object_storage": {"endpoint": "https://hel1.your-objectstorage.com", "region": "hel1", "bucket": "fleet-state"},
+    "gateway_settings": {"lost_after": 600},
+    "autoscaler_settings": {"tick_seconds": 5, "creates_per_tick": 2},
+    "provider_tables": {
+        "hetzner": {
+            "token_file": HCLOUD,
+            "ssh_keys": ["42"],
+            "networks": [4711],
+            "firewalls": [],
+            "ipv4": False,
+            "ipv6": False,
+            "reach": "private",
+        }
+    },
+    "pools": [
+        {"name": "cpu", "provider": "hetzner", "max": 8, "image": "debian-12", "offers": OFFERS},
+        {"name": "builder", "provider": "hetzner", "role": "builder", "min": 1, "max": 2, "node": {"spool_mb": 1024}},
+    ],
+}
+BEHIND_A_PROXY: Final[Mapping[str, Any]] = {
+    **WHEEL,
+    "deployment": "fleet",
+    "cloud": "ucloud",
+    "listen_host": "0.0.0.0",
+    "node_gateway_url": "http://fleet-gateway:8090",
+    "tls": {"mode": "none"},
+    "secret_file": UCLOUD,
+    "provider_tables": {
+        "ucloud": {"api_token_file": UCLOUD, "bootstrap_folder": "/12/b/w1", "euro_per_unit": {"cpu-amd": "0.1"}}
+    },
+    "pools": [{"name": "cpu", "provider": "ucloud", "max": 2, "image": "vm-ubuntu/24.04"}],
+}
+PROVIDERS: Final = {"hetzner": HetznerProvider, "ucloud": UCloudProvider}
+CASES: Final = {"full": FULL, "behind-a-proxy": BEHIND_A_PROXY}
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One machine's outputs, and its files below ``root``."""
+
+    outputs: Mapping[str, Any]
+    root: Path
+
+    def path(self, name: str) -> Path:
+        """Where a file of the machine lies here."""
+        return self.root / name.lstrip("/")
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def rendered(
+    request: pytest.FixtureRequest, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
+) -> Rendered:
+    folder = tmp_path_factory.mktemp(request.param)
+    values = folder / "values.json"
+    values.write_text(json.dumps(CASES[request.param]))
+    workspace.ready("modules/render")
+    state = f"-state={folder / 'state'}"
+    for words in (
+        ("apply", "-no-color", "-auto-approve", "-input=false", state, f"-var-file={values}"),
+        ("output", "-json", state),
+    ):
+        done = workspace.terraform("modules/render", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+    outputs = {name: item["value"] for name, item in json.loads(done.stdout).items()}
+    root = folder / "root"
+    for name, file in outputs["files"].items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(file["content"])
+        path.chmod(int(file["mode"], 8))
+    return Rendered(outputs, root)
+
+
+def test_the_gateway_takes_its_settings(rendered: Rendered) -> None:
+    settings = load_gateway(rendered.path("/etc/sandbox-fleet/gateway.toml"), environ={})
+    assert str(settings.state_dir) == f"{STATE}/gateway"
+    assert settings.port == 8090
+    assert settings.host in {"10.20.0.2", "0.0.0.0"}
+
+
+def test_the_autoscaler_takes_its_settings(rendered: Rendered) -> None:
+    settings = load_autoscaler(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
+    assert str(settings.token_file) == f"{STATE}/autoscaler/operator.token"
+    assert settings.deployment == rendered.outputs["labels"][f"{PREFIX}/deployment"]
+    assert {pool.provider for pool in settings.pools} == set(settings.providers)
+    if settings.deployment == "prod":
+        assert [(offer.type, offer.location) for offer in settings.pools[0].offers] == [
+            ("cx43", "fsn1"),
+            ("cx33", "nbg1"),
+        ]
+        assert settings.pools[1].node == {"spool_mb": 1024}
+        assert settings.tick_seconds == 5
+
+
+def test_the_provider_takes_its_table(rendered: Rendered, tmp_path: Path) -> None:
+    settings = load_autoscaler(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    for kind, table in settings.providers.items():
+        here = {key: str(token) if key.endswith("token_file") else value for key, value in table.items()}
+        provider = PROVIDERS[kind].from_settings(here, deployment=settings.deployment, environ={})
+        assert provider.kind == kind
+
+
+def test_the_user_data_fits_and_holds_no_secret(rendered: Rendered) -> None:
+    user_data = rendered.outputs["user_data"]
+    assert len(user_data.encode()) <= MAX_USER_DATA
+    assert f"{PREFIX}/op" not in rendered.outputs["gateway_labels"]
+    assert "HCLOUD_TOKEN" not in user_data
+
+
+@pytest.mark.skipif(shutil.which("cloud-init") is None, reason="no cloud-init on this machine (apt install cloud-init)")
+def test_cloud_init_takes_the_user_data(rendered: Rendered, tmp_path: Path) -> None:
+    path = tmp_path / "user-data"
+    path.write_text(rendered.outputs["user_data"])
+    done = subprocess.run(
+        ["cloud-init", "schema", "--config-file", str(path)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_init_script_writes_every_file_as_it_is(rendered: Rendered, tmp_path: Path) -> None:
+    """Run with every path below a directory of its own, and without the installation at its end."""
+    script = rendered.outputs["init_script"]
+    body, found, install = script.rpartition("\nexec ")
+    assert found and install == "/usr/local/lib/sandbox-fleet/install\n"
+    here = body.replace('/dev/stdin "$1"', f'/dev/stdin "{tmp_path}$1"')
+    assert here != body
+    done = subprocess.run(["bash", "-c", here], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, file in rendered.outputs["files"].items():
+        path = tmp_path / name.lstrip("/")
+        assert path.read_text() == file["content"]
+        assert stat.S_IMODE(path.stat().st_mode) == int(file["mode"], 8)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck on this machine (apt install shellcheck)")
+def test_the_scripts_are_clean(rendered: Rendered, tmp_path: Path) -> None:
+    init = tmp_path / "init.sh"
+    init.write_text(rendered.outputs["init_script"])
+    scripts = [
+        init,
+        *(path for path in rendered.root.rglob("*") if path.is_file() and path.read_bytes()[:11] == b"#!/bin/bash"),
+    ]
+    assert len(scripts) >= 3
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine")
+def test_systemd_takes_the_units(rendered: Rendered) -> None:
+    """Names of directives only: programs and users of the gateway's machine are not here."""
+    units = sorted(rendered.path("/etc/systemd/system").glob("sandbox-*"))
+    assert len(units) >= 4
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    wrong = [
+        line for line in done.stderr.splitlines() if "Unknown" in line or "nvalid" in line or "Failed to parse" in line
+    ]
+    assert wrong == []
+
+
+@pytest.mark.engine
+def test_nftables_takes_the_rules(rendered: Rendered) -> None:
+    """In a network namespace of its own, twice: the second load replaces the first."""
+    path = rendered.path("/etc/nftables.conf")
+    if not path.exists():
+        assert "nat_for" not in BEHIND_A_PROXY
+        return
+    load = f"nft -f {path} && nft -f {path} && nft list table ip sandbox_fleet"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", load], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("masquerade") == 1
