@@ -88,14 +88,12 @@ class Images:
         """Ids and registry digests of all images of the engine, sorted.
 
         Raises:
-            RuntimeFailure: ``IMAGE_ERROR`` when the engine does not answer.
+            RuntimeFailure: ``BUSY`` when the engine does not answer.
         """
         try:
             listed = self.client.images()
         except _ENGINE_ERRORS as error:
-            raise RuntimeFailure(
-                ErrorCode.IMAGE_ERROR, f"the Docker engine did not list its images: {error}"
-            ) from error
+            raise RuntimeFailure(ErrorCode.BUSY, f"the Docker engine did not list its images: {error}") from error
         found = {entry["Id"] for entry in listed}
         for entry in listed:
             found |= {text.partition("@")[2] for text in entry.get("RepoDigests") or [] if "@sha256:" in text}
@@ -117,7 +115,7 @@ class Images:
             finally:
                 self.client.remove_container(container["Id"], force=True, v=True)
         except _ENGINE_ERRORS as error:
-            raise _failure(image.id, f"it could not be exported: {error}") from error
+            raise _refused(image.id, f"it could not be exported: {_cause(error)}", error) from error
 
     def sweep_exports(self, owner: str) -> list[str]:
         """Removes containers that an interrupted `export` left; tells which."""
@@ -135,7 +133,7 @@ class Images:
         except ImageNotFound:
             return None
         except _ENGINE_ERRORS as error:
-            raise _failure(reference, f"the Docker engine did not answer ({_cause(error)}); is it running?") from error
+            raise _refused(reference, f"the Docker engine does not tell of it: {_cause(error)}", error) from error
         return _image(reference, answer)
 
     def _pull(self, reference: str) -> None:
@@ -148,7 +146,8 @@ class Images:
                 if time.monotonic() > deadline:
                     raise _failure(reference, f"the pull took longer than {PULL_TIMEOUT:.0f} s")
         except _ENGINE_ERRORS as error:
-            raise _failure(reference, f"it is not in the local engine and the pull failed: {_cause(error)}") from error
+            problem = f"it is not in the local engine and the pull failed: {_cause(error)}"
+            raise _refused(reference, problem, error) from error
 
     def _pull_lock(self, reference: str) -> threading.Lock:
         with self._lock:
@@ -205,3 +204,15 @@ def _cause(error: Exception) -> str:
 
 def _failure(reference: str, problem: str) -> RuntimeFailure:
     return RuntimeFailure(ErrorCode.IMAGE_ERROR, f"image {reference}: {problem}", reason=DeathReason.IMAGE_ERROR)
+
+
+def _refused(reference: str, problem: str, error: Exception) -> RuntimeFailure:
+    """What an error of the engine means: its own word is about the image; without one the engine is away for a while.
+
+    An engine that starts anew must not fail every sandbox that is created meanwhile: ``BUSY`` is asked again.
+    """
+    if isinstance(error, APIError):
+        return _failure(reference, problem)
+    return RuntimeFailure(
+        ErrorCode.BUSY, f"image {reference}: the Docker engine did not answer ({_cause(error)}); is it running?"
+    )

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from docker.errors import ImageNotFound, NotFound
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
@@ -104,3 +105,27 @@ def test_failed_pull_names_image_and_cause(engine: Engine, cause: str) -> None:
     assert (failure.value.code, failure.value.reason) == (ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR)
     assert "app:3" in failure.value.message
     assert cause in failure.value.message
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (requests.ConnectionError("refused"), ErrorCode.BUSY, None),
+        (requests.ReadTimeout("slow"), ErrorCode.BUSY, None),
+        (DockerException("socket is gone"), ErrorCode.BUSY, None),
+        (APIError("invalid reference"), ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR),
+    ],
+)
+@pytest.mark.parametrize("step", ["inspect_image", "pull"])
+def test_an_engine_that_is_away_says_nothing_about_the_image(
+    monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, code: ErrorCode, reason: DeathReason | None
+) -> None:
+    engine = Engine(local=False)
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(engine, step, fail)
+    with pytest.raises(RuntimeFailure) as caught:
+        images(engine).resolve("busybox")
+    assert (caught.value.code, caught.value.reason) == (code, reason)
