@@ -8,7 +8,7 @@ from typing import Literal
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -22,6 +22,8 @@ from node_agent.routes.files import Files
 from node_agent.routes.shared import Parts, answer, invalid
 
 log = logging.getLogger(__name__)
+
+CLIENT_GONE = 499  # nobody reads it
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def build_app(
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(ClientDisconnect, _on_gone)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(LimitBody)
     app.add_middleware(Authenticate, control_token=control_token)
@@ -86,6 +89,11 @@ async def _on_http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = ErrorCode.METHOD_NOT_ALLOWED if status == 405 else ErrorCode.NOT_FOUND
     return _response(ApiError(code, f"there is no {request.method} {request.url.path} on a node"))
+
+
+async def _on_gone(_: Request, _error: Exception) -> Response:
+    # A caller that left in the middle of its body is no failure of ours, and nobody reads this answer.
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

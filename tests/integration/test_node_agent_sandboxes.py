@@ -1,6 +1,8 @@
 """Orders about sandboxes over real HTTP and the fake runtime."""
 
 import base64
+import logging
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +12,7 @@ import requests
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.runtime.base import RuntimeFailure
-from tests.fakes.node import NodeUnderTest
+from tests.fakes.node import CONTROL_TOKEN, NodeUnderTest
 from tests.fakes.node_fixtures import box, fresh, node
 
 __all__ = ["box", "fresh", "node"]
@@ -267,3 +269,18 @@ def test_unknown_paths_and_methods_have_the_errors_shape(node: NodeUnderTest) ->
 def test_the_health_check_tells_who_this_is(node: NodeUnderTest) -> None:
     told = requests.get(f"{node.url}/healthz", timeout=10).json()
     assert told == {"ok": True, "node_id": "node-1", "state": "ready"}
+
+
+def test_a_caller_that_leaves_in_its_body_is_no_failure_of_the_agent(
+    node: NodeUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = node.url.removeprefix("http://").partition(":")
+    head = f"PUT /v1/sandboxes/gone HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CONTROL_TOKEN}\r\n"
+    with caplog.at_level(logging.ERROR):
+        with socket.create_connection((host, int(port)), timeout=10) as caller:
+            caller.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            caller.shutdown(socket.SHUT_WR)
+            while caller.recv(4096):  # until the agent has closed its end
+                pass
+        assert node.call("GET", "/healthz").status_code == 200
+    assert [record.message for record in caplog.records] == []
