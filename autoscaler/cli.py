@@ -20,6 +20,7 @@ from autoscaler.bootstrap import ucloud_init_script
 from autoscaler.clock import Clock
 from autoscaler.reconcile import Report
 from autoscaler.settings import SettingsError, load_settings
+from autoscaler.simulator.cli import simulate
 from gateway.wire.checks import Check, Verdict
 from providers import registry
 
@@ -27,6 +28,7 @@ WIDE = 200
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 app = typer.Typer(no_args_is_help=True, help="Run the autoscaler, or look at its plan.")
+app.command()(simulate)
 
 Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

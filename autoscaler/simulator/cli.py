@@ -1,0 +1,84 @@
+"""``sandboxes autoscaler simulate``: what a fleet of these settings would have cost, and how long work had waited."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autoscaler.settings import SettingsError
+from autoscaler.simulator import chart as charts
+from autoscaler.simulator import settings, trace
+from autoscaler.simulator.engine import Simulation
+from autoscaler.simulator.gateway import WorkLostError
+from autoscaler.simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
+
+
+def simulate(
+    trace_name: Annotated[str, typer.Option("--trace", help="Trace file, or the name of one that is here already.")],
+    config: Annotated[
+        str | None, typer.Option("--config", help="Settings file (TOML); left out, the one made for that trace.")
+    ] = None,
+    chart: Annotated[Path | None, typer.Option("--chart", help="Write a chart to this file (SVG).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Play a demand trace through the autoscaler on virtual time, and show cost, waiting and churn."""
+    # Refusals and failed boots are a part of the play.
+    logging.getLogger("autoscaler").setLevel(logging.CRITICAL)
+    try:
+        summary, seconds = play(trace_name, config or trace_name, chart)
+    except (trace.TraceError, SettingsError, WorkLostError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(summary.as_dict(), indent=2))
+        return
+    for line in lines(summary):
+        typer.echo(line)
+    typer.echo(f"played in   {seconds:.1f} s ({summary.ticks} ticks)")
+
+
+def play(trace_name: str, config: str, chart: Path | None = None) -> tuple[Summary, float]:
+    """Plays a trace under a configuration; both are files, or names of those that come with the package.
+
+    Returns:
+        The figures, and the seconds that it took.
+
+    Raises:
+        TraceError: there is no such trace, or it is malformed.
+        SettingsError: the configuration cannot be used.
+        WorkLostError: the autoscaler deleted an instance with work on it.
+    """
+    if chart is not None and chart.suffix != ".svg":
+        raise SettingsError(f"--chart {chart}: only SVG is written; name a file that ends with .svg")
+    played = trace.load(trace.find(trace_name, trace.SUFFIX))
+    setup = settings.load(trace.find(config, ".toml"))
+    began = time.monotonic()
+    simulation = Simulation(played, setup)
+    outcome = simulation.run()
+    summary = summarise(played.name, outcome, setup, simulation.policy)
+    if chart is not None:
+        chart.write_text(charts.draw(outcome, summary))
+    return summary, time.monotonic() - began
+
+
+def lines(summary: Summary) -> list[str]:
+    """The figures for a person."""
+    wait, used = summary.wait, summary.utilisation
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in used.items() if share)
+    found = [
+        f"trace       {summary.trace}: {summary.jobs} jobs, {summary.hours:.1f} h until the fleet was back at rest",
+        f"cost        {summary.cost:.2f} €, {summary.cost_ratio:.2f} × the lower bound of {summary.bound:.2f} € "
+        f"(goal: {COST_GOAL})",
+        f"waiting     p50 {wait.p50:.0f} s, p95 {wait.p95:.0f} s, p99 {wait.p99:.0f} s, longest {wait.most:.0f} s",
+        f"boot        {summary.boot:.0f} s; p95 of waiting is {summary.wait_ratio:.2f} × that (goal: {WAIT_GOAL})",
+        f"used        {shares}",
+        f"churn       {summary.boots} boots ({summary.failed_boots} failed), {summary.deletes} deletes, "
+        f"{summary.refusals} orders refused",
+        f"most        {summary.most_nodes} instances, {summary.most_waiting} waiting",
+    ]
+    if summary.unserved:
+        found.append(f"unserved    {summary.unserved} jobs never found room")
+    return found + [f"held        {seconds:6.0f} s: {reason}" for reason, seconds in summary.held.items()]

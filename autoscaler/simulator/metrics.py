@@ -1,0 +1,137 @@
+"""What a run comes to: cost, waiting, utilisation, churn, and how far it is from the least possible."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from autoscaler.core.model import FleetPolicy, World
+from autoscaler.core.supply import expected_shape
+from autoscaler.simulator import amounts
+from autoscaler.simulator.amounts import RESOURCES
+from autoscaler.simulator.bound import lower_bound
+from autoscaler.simulator.cloud import Machine
+from autoscaler.simulator.engine import Outcome
+from autoscaler.simulator.settings import Setup
+from autoscaler.simulator.trace import Job
+
+COST_GOAL = 1.3
+"""Times the lower bound."""
+WAIT_GOAL = 1.2
+"""Times the boot time, at the 95th percentile."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Seconds from asked for to started."""
+
+    p50: float
+    p95: float
+    p99: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of one run.  Times are seconds, money is euro, net."""
+
+    trace: str
+    jobs: int
+    unserved: int
+    """Jobs that never found room."""
+    hours: float
+    """From the first moment until the fleet was back at its minimum."""
+    cost: float
+    bound: float
+    """The least that the work can cost (`autoscaler.simulator.bound`)."""
+    cost_ratio: float
+    wait: Waits
+    """Of sandboxes and builds together; what never started is left out, see ``unserved``."""
+    boot: float
+    """Median time from an order to its node, of the instances of this run."""
+    wait_ratio: float
+    """The 95th percentile of waiting over the boot time."""
+    utilisation: dict[str, float]
+    """Work over what was paid for, by resource."""
+    boots: int
+    deletes: int
+    refusals: int
+    """Creates that the cloud refused."""
+    failed_boots: int
+    most_nodes: int
+    most_waiting: int
+    held: dict[str, float]
+    """For how many seconds which reason has kept waiting jobs from new nodes, the longest first."""
+    ticks: int
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether both goals are met and nothing was left waiting."""
+        return not self.unserved and self.cost_ratio <= COST_GOAL and self.wait_ratio <= WAIT_GOAL
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "is_reached": self.is_reached}
+
+
+def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) -> Summary:
+    """The figures of a run."""
+    waits = sorted(outcome.waits.values())
+    cost = sum(
+        machine.cost(provider.settings.billing, outcome.ended_at)
+        for provider in outcome.providers.values()
+        for machine in provider.machines
+    )
+    bound = lower_bound([job for job in outcome.jobs if job.id in outcome.waits], setup, policy).euros
+    boots = [m.registers_at - m.created_at for m in outcome.machines if m.registers_at is not None]
+    boot = median(boots) if boots else 0.0
+    wait = Waits(*(percentile(waits, share) for share in (0.5, 0.95, 0.99, 1.0)))
+    return Summary(
+        trace=name,
+        jobs=len(outcome.jobs),
+        unserved=len(outcome.jobs) - len(waits),
+        hours=outcome.ended_at / 3600,
+        cost=cost,
+        bound=bound,
+        cost_ratio=cost / bound if bound else math.inf,
+        wait=wait,
+        boot=boot,
+        wait_ratio=wait.p95 / boot if boot else 0.0,
+        utilisation=_utilisation(outcome, policy),
+        boots=len(outcome.machines),
+        deletes=sum(1 for machine in outcome.machines if machine.deleted_at is not None),
+        refusals=sum(provider.refused for provider in outcome.providers.values()),
+        failed_boots=sum(1 for machine in outcome.machines if machine.registers_at is None),
+        most_nodes=max(sample.instances for sample in outcome.samples),
+        most_waiting=max(sample.waiting for sample in outcome.samples),
+        held=dict(sorted(outcome.held.items(), key=lambda each: -each[1])[:8]),
+        ticks=outcome.ticks,
+    )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value that so large a share does not exceed (nearest rank); 0 of nothing."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
+
+
+def _utilisation(outcome: Outcome, policy: FleetPolicy) -> dict[str, float]:
+    pools = {pool.name: pool for pool in policy.pools}
+    work, paid = amounts.ZERO, amounts.ZERO
+    for job in outcome.jobs:
+        if job.id in outcome.waits:
+            work = amounts.plus(work, needs(job), job.seconds)
+    for machine in outcome.machines:
+        pool = pools[machine.pool]
+        if pool.hosts_sandboxes:
+            gives = amounts.of_shape(expected_shape(World(), pool, machine.offer.offer()))
+            paid = amounts.plus(paid, gives, _seconds(machine, outcome.ended_at))
+    return {name: done / had for name, done, had in zip(RESOURCES, work, paid, strict=True) if had}
+
+
+def needs(job: Job) -> amounts.Amounts:
+    """What one job takes."""
+    return amounts.ONE_BUILD if job.is_build else amounts.of_shape(job.shape)
+
+
+def _seconds(machine: Machine, now: float) -> float:
+    return max(0.0, machine.seconds(now))

@@ -1,0 +1,119 @@
+"""The configuration of a simulation: the autoscaler's own settings file, and a table on what the cloud is like."""
+
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from autoscaler.settings import AutoscalerSettings, SettingsError
+from autoscaler.simulator.trace import Spread
+from providers.base import Billing, Offer, Resources
+
+TABLE: Final = "simulation"
+_UNUSED: Final = {"gateway_url": "http://gateway.invalid", "token_file": "none"}
+"""Settings that a simulation has no use for, where the file leaves them out."""
+
+
+class SimulatedOffer(BaseModel):
+    """Something that the simulated cloud sells."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: str
+    location: str
+    cpus: float = Field(gt=0)
+    memory_mb: int = Field(gt=0)
+    disk_mb: int = Field(gt=0)
+    gpus: int = Field(default=0, ge=0)
+    price: Annotated[Decimal, Field(gt=0, strict=False)]
+    """Euro an hour, net."""
+    stock: int | None = Field(default=None, ge=0)
+    """Most instances of it at once; the next create is refused for lack of capacity.  ``None`` is no end."""
+
+    def offer(self) -> Offer:
+        """As a provider tells it."""
+        has = Resources(self.cpus, self.memory_mb, self.disk_mb, self.gpus)
+        return Offer(self.type, self.location, has, self.price, available=True)
+
+
+class CloudSettings(BaseModel):
+    """What a provider of the settings is like."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    offers: tuple[SimulatedOffer, ...] = Field(min_length=1)
+    billing: Billing = Field(default=Billing.PER_SECOND, strict=False)
+    """``hourly_round_up`` charges every started hour of an instance."""
+    boot: Spread = Spread(median=40.0, sigma=0.06)
+    """From the accepted order to the running instance."""
+    join: Spread = Spread(median=30.0, sigma=0.06)
+    """From there to the node's first heartbeat."""
+    delete_seconds: float = Field(default=5.0, ge=0)
+    """How long a deleted instance goes on being listed, and paid for."""
+    refusals: float = Field(default=0.0, ge=0, lt=1)
+    """Share of orders that are refused for lack of capacity."""
+    boot_failures: float = Field(default=0.0, ge=0, lt=1)
+    """Share of instances that run and never register."""
+
+    @property
+    def boot_seconds(self) -> float:
+        """Median time from the order to the node."""
+        return self.boot.median + self.join.median
+
+
+class SimulationSettings(BaseModel):
+    """The table ``simulation`` of the file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    providers: dict[str, CloudSettings]
+    """One for each provider that pools name."""
+    seed: int = 1
+    """Of boot times and refusals."""
+    heartbeat_seconds: float = Field(default=5.0, gt=0)
+    """Between two heartbeats of a node."""
+    builds_per_node: int = Field(default=2, ge=1)
+    """Builds that a builder runs at once."""
+    tail_seconds: float = Field(default=7200.0, ge=0)
+    """So long after the last job the fleet is watched at most."""
+
+
+class Setup(BaseModel):
+    """Both halves of the file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    autoscaler: AutoscalerSettings
+    simulation: SimulationSettings
+
+    @model_validator(mode="after")
+    def _every_provider_is_described(self) -> Self:
+        used = {pool.provider for pool in self.autoscaler.pools}
+        if unknown := sorted(used - set(self.simulation.providers)):
+            raise ValueError(f"[{TABLE}.providers.{unknown[0]}] is missing: what the cloud sells, and how it boots")
+        if not used:
+            raise ValueError("no pool: there is nothing to scale")
+        return self
+
+
+def load(path: Path) -> Setup:
+    """The configuration in a file.
+
+    Raises:
+        SettingsError: it cannot be read, or a key is unknown, missing or has a wrong value.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"configuration file {path}: {error}") from error
+    simulation = values.pop(TABLE, {})
+    described = simulation.get("providers", {}) if isinstance(simulation, dict) else {}
+    values.setdefault("providers", {name: {} for name in described})
+    try:
+        own = AutoscalerSettings.model_validate(_UNUSED | values)
+        return Setup(autoscaler=own, simulation=SimulationSettings.model_validate(simulation))
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
+        raise SettingsError(f"configuration file {path}: {problems}") from error
