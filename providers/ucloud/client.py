@@ -18,9 +18,9 @@ import urllib3.exceptions
 from pydantic import BaseModel, ValidationError
 
 from providers.ucloud import errors
+from providers.ucloud.credential import Secret
 from providers.ucloud.errors import Call, Refusal
 from providers.ucloud.models import Acknowledged, Catalogue, Job, JobPage, Submitted, SupportedProduct, Tokens
-from providers.ucloud.settings import Secret
 
 CONNECT_SECONDS: Final = 5.0
 MAX_ANSWER: Final = 64 * 2**20

@@ -23,10 +23,11 @@ from providers.base import (
 )
 from providers.ucloud import mapping
 from providers.ucloud.client import UCloudClient
+from providers.ucloud.credential import secret
 from providers.ucloud.errors import SETTLE_SECONDS
 from providers.ucloud.mapping import DEPLOYMENT, MAX_USER_DATA, NAME, OPERATION
 from providers.ucloud.models import Job
-from providers.ucloud.settings import UCloudSettings, parse, secret
+from providers.ucloud.settings import UCloudSettings, parse
 
 STOPPING_SECONDS: Final = 60.0
 """How long a job counts as stopping once UCloud took the order; after that it is what UCloud says."""

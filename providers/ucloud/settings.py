@@ -1,7 +1,6 @@
-"""Settings of the `ucloud` provider, and where its secret is read from."""
+"""Settings of the `ucloud` provider."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -28,11 +27,11 @@ class UCloudSettings(BaseModel):
     api_token_env: str | None = None
     """Environment variable that holds an API token: bound to one project, with an end of its own choosing."""
     api_token_file: Path | None = None
-    """File that holds it."""
+    """File that holds an API token."""
     refresh_token_env: str | None = None
     """Environment variable that holds a refresh token, which dies 14 days after the login, however it is used."""
     refresh_token_file: Path | None = None
-    """File that holds it."""
+    """File that holds a refresh token."""
     project: str | None = Field(default=None, min_length=1)
     """UUID of the project; the personal workspace by default.  An API token brings its own, which must be this one."""
     base_url: str = Field(default=BASE_URL, pattern=r"^https?://[^/\s]+$")
@@ -74,17 +73,6 @@ class UCloudSettings(BaseModel):
         return self
 
 
-@dataclass(frozen=True)
-class Secret:
-    """The credential of the account."""
-
-    value: str
-    is_refresh_token: bool
-
-    def __repr__(self) -> str:
-        return f"Secret(is_refresh_token={self.is_refresh_token})"
-
-
 def parse(settings: Mapping[str, object]) -> UCloudSettings:
     """The settings, checked.
 
@@ -96,26 +84,6 @@ def parse(settings: Mapping[str, object]) -> UCloudSettings:
     except ValidationError as error:
         problems = "; ".join(_problem(item["loc"], item["msg"]) for item in error.errors())
         raise SettingsError(f"ucloud: {problems}") from None
-
-
-def secret(settings: UCloudSettings, environ: Mapping[str, str]) -> Secret:
-    """The credential that the settings name.
-
-    Raises:
-        SettingsError: it is not there, or empty.
-    """
-    key = next(key for key in SECRETS if getattr(settings, key) is not None)
-    where = getattr(settings, key)
-    if key.endswith("_env"):
-        value = environ.get(where, "").strip()
-    else:
-        try:
-            value = where.read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"ucloud: {key}: cannot read {where}: {error}") from None
-    if not value or any(character.isspace() for character in value):
-        raise SettingsError(f"ucloud: {key}: {where} holds no token; put one line with the token there")
-    return Secret(value, is_refresh_token=key.startswith("refresh"))
 
 
 def _problem(where: tuple[int | str, ...], message: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from providers.base import Applied, ErrorKind, ProviderError
 from providers.ucloud.client import TOKEN_SECONDS, UCloudClient
-from providers.ucloud.settings import Secret
+from providers.ucloud.credential import Secret
 from tests.fakes.ucloud.auth import PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.lab import CPU, Lab, order
 from tests.fakes.ucloud.remote import Remote

@@ -9,7 +9,8 @@ import pytest
 
 from providers import registry
 from providers.base import ComputeProvider, SettingsError
-from providers.ucloud.settings import parse, secret
+from providers.ucloud.credential import secret
+from providers.ucloud.settings import parse
 
 ROOT = Path(__file__).resolve().parents[4]
 
