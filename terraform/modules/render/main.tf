@@ -4,6 +4,7 @@
 locals {
   template = {
     autoscaler_extras = local.autoscaler_extras
+    bundle_pythons    = join(" ", [for version in var.node_pythons : "--python ${version}"])
     caddy             = var.tls.mode != "none"
     config_dir        = local.config_dir
     email             = var.tls.email

@@ -59,6 +59,17 @@ variable "wheel_sha256" {
   }
 }
 
+variable "node_pythons" {
+  description = "Pythons of the nodes' images, for which the gateway keeps packages: 3.11 is Debian 12's, 3.12 Ubuntu 24.04's, 3.13 Debian 13's."
+  type        = list(string)
+  default     = ["3.11", "3.12", "3.13"]
+
+  validation {
+    condition     = length(var.node_pythons) > 0 && alltrue([for version in var.node_pythons : can(regex("^3\\.[0-9]{2}$", version))])
+    error_message = "node_pythons must be a list such as [\"3.11\"]."
+  }
+}
+
 variable "listen_host" {
   description = "Address on which the gateway listens: a private one, which nodes reach. 0.0.0.0 only where nothing public leads to the machine."
   type        = string
