@@ -37,4 +37,8 @@ class ClockGuard:
         if abs(jump) > JUMP_SECONDS:
             self._trusted_at = self._clock.monotonic() + self._grace
             self._on_jump(jump)
-        return self._clock.monotonic() >= self._trusted_at
+        return self.rest() <= 0
+
+    def rest(self) -> float:
+        """Seconds until ages can be trusted again, as of the last look; not above 0 when they can."""
+        return self._trusted_at - self._clock.monotonic()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
+from autoscaler.core import backoff
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.lookup import Listed, listed
 from autoscaler.core.model import FleetPolicy, Intent, Node, ProviderView, Waiting, World
@@ -96,7 +97,8 @@ class Observer:
 
     def observe(self) -> World:
         """Asks every provider and the gateway once.  Nothing here raises for a failing one of them."""
-        settled = self._guard.is_settled()
+        settled, backoffs = self._guard.is_settled(), self._journal.backoffs()
+        jumped = backoffs.get(backoff.CLOCK)
         # Rows first: an instance that is made after this is not listed yet, and its row is not there yet either.
         intents = self._journal.open_intents()
         nodes, waiting, builders = self._fleet()
@@ -108,10 +110,10 @@ class Observer:
             nodes=nodes,
             waiting=waiting,
             builders=builders,
-            backoffs=self._journal.backoffs(),
+            backoffs=backoffs,
             learned=self._journal.learned(),
             spent=self._journal.spent(self._clock.now()),
-            clock_settled=settled,
+            clock_settled=settled and (jumped is None or self._clock.now() >= jumped.until),
             synced=self._is_synced(intents, nodes, views),
             missing_before=self._missing,
             strays_before=self._strays,
@@ -120,6 +122,10 @@ class Observer:
         )
         self._remember(world)
         return world
+
+    def clock_rest(self) -> float:
+        """Seconds for which ages prove nothing after a jump of the clock that this process has seen."""
+        return self._guard.rest()
 
     def _is_synced(
         self, intents: tuple[Intent, ...], nodes: tuple[Node, ...] | None, views: Mapping[str, ProviderView]

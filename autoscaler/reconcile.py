@@ -9,7 +9,7 @@ from autoscaler.clock import Clock
 from autoscaler.core import backoff
 from autoscaler.core.ceilings import ceilings
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.model import Finding, FleetPolicy, Move, Plan, World
+from autoscaler.core.model import BackOff, Finding, FleetPolicy, Move, Plan, World
 from autoscaler.core.policy import plan
 from autoscaler.core.settle import applied, settle
 from autoscaler.execute import Executor
@@ -73,6 +73,7 @@ class Reconciler:
         report = self.look()
         if self._executor is None:
             return report
+        self._keep_jump(report.world)
         if report.findings:
             self._journal.settle(report.findings, self._clock.now())
         for finding in report.findings:
@@ -85,6 +86,15 @@ class Reconciler:
     def prune(self) -> None:
         """Drops what is old from the journal."""
         self._journal.prune(self._clock.now())
+
+    def _keep_jump(self, world: World) -> None:
+        """A jump of the clock is written down before anything else: the next process could not see it."""
+        now, rest = self._clock.now(), self._observer.clock_rest()
+        known = world.backoffs.get(backoff.CLOCK)
+        if rest > 0 and (known is None or known.until < now + rest - 1):
+            self._journal.hold_back(
+                BackOff(backoff.CLOCK, now + rest, 1, now, "the wall clock jumped; ages prove nothing")
+            )
 
     def _release(self, report: Report) -> None:
         """A node that registered proves that its pool's instances become nodes."""

@@ -9,6 +9,8 @@ from typing import Final
 from autoscaler.core.model import BackOff, OfferKey
 from providers.base import ErrorKind, ProviderError, Scope
 
+CLOCK: Final = "clock"
+"""Key under which it is kept until when ages prove nothing, so that a new process knows of a jump before its start."""
 FORGET_SECONDS: Final = 3 * 3600.0
 BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
     Scope.INSTANCE: (10.0, 300.0),

@@ -98,17 +98,17 @@ def _finding(intent: Intent, instance: Instance | None, node: Node | None, world
     if intent.state is S.PLANNED and now > intent.deadline:
         return Move(intent.operation_id, S.GONE, "its create was never sent, and its time is over")
     if intent.state is S.CALLING:
-        return _after_call(intent, instance, now)
+        return _after_call(intent, instance, world, now)
     if intent.state not in _WITH_INSTANCE:
         return None
     return _loss(intent, instance, node, world) or _registration(intent, node, world)
 
 
-def _after_call(intent: Intent, instance: Instance | None, now: float) -> Move | None:
+def _after_call(intent: Intent, instance: Instance | None, world: World, now: float) -> Move | None:
     if instance is not None:
         # The time to start begins with the row, so the deadline stays: the call was a part of it.
         return Move(intent.operation_id, S.BOOTING, "the provider lists it", instance_id=instance.id)
-    if now > intent.deadline:
+    if now > intent.deadline and world.clock_settled:
         return Move(intent.operation_id, S.ABANDONED, "no instance came of it in time; it is not asked for again")
     return None
 

@@ -45,6 +45,8 @@ def _stop(intent: Intent, node: Node | None, world: World, policy: FleetPolicy, 
         case S.BOOTING if now > intent.deadline:
             if not world.clock_settled:
                 return "its boot took too long, but the clock has just jumped"
+            if world.nodes is None:
+                return "its boot took too long, but its node may have registered: the gateway cannot be asked"
             return Stop(operation, _too_slow(intent), boot_failed=True)
         case S.READY | S.DRAINING if node is not None and node.state is NodeState.LOST:
             return _silent(intent, node, world, policy, now)

@@ -48,13 +48,21 @@ class FakeGateway:
     """Enough of a gateway: nodes that register and beat, sandboxes that wait and are placed."""
 
     cloud: FakeCloud
+    """Whose time it follows."""
+    clouds: list[FakeCloud]
+    """Whose machines it hears of."""
     records: dict[str, NodeRecord] = field(default_factory=dict)
     placed: dict[str, tuple[str, Shape]] = field(default_factory=dict)
     waiting: dict[str, Shape] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     unreachable: bool = False
+    builders: int = 0
+    late: str | None = None
+    """A node that gets work at the last moment before it is closed."""
     silent: set[str] = field(default_factory=set)
     """Instances whose node agent says nothing."""
+    closed: dict[str, datetime | None] = field(default_factory=dict)
+    """Nodes that are closed, with their last heartbeat at that moment."""
     tokens: dict[str, set[str]] = field(default_factory=dict)
     _numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
@@ -63,7 +71,12 @@ class FakeGateway:
     def demand(self) -> Demand:
         self._answer("demand")
         waiting = [WaitingSandbox(sandbox_id=i, shape=s, since=self.cloud.now) for i, s in self.waiting.items()]
-        return Demand(waiting=waiting, pending_count=len(waiting), pending_resources=Shape())
+        return Demand(
+            waiting=waiting,
+            pending_count=len(waiting),
+            pending_resources=Shape(),
+            prepared_builder_count=self.builders,
+        )
 
     def nodes(self) -> list[NodeRecord]:
         self._answer("nodes")
@@ -80,7 +93,16 @@ class FakeGateway:
     def drain(self, node_id: str, draining: bool = True) -> NodeRecord:
         self._answer("drain")
         record = self._record(node_id)
+        if draining and self.late == node_id and node_id not in self.closed:
+            self.late = None
+            self.placed[f"late-{next(self._numbers)}"] = (node_id, SMALL)
+            self._count()
+            record = self._record(node_id)
         self.records[node_id] = record.model_copy(update={"state": NodeState.DRAINING if draining else NodeState.READY})
+        if draining:
+            self.closed.setdefault(node_id, record.heartbeat_at)
+        else:
+            self.closed.pop(node_id, None)
         self._answered("drain")
         return self.records[node_id]
 
@@ -103,7 +125,7 @@ class FakeGateway:
 
     def step(self) -> None:
         """Registers, beats and places by the cloud's present time."""
-        for machine in self.cloud.machines.values():
+        for machine in [machine for cloud in self.clouds for machine in cloud.machines.values()]:
             name = machine.instance.name
             ran = self.cloud.now - machine.runs_at if machine.runs_at is not None else timedelta(seconds=-1)
             known = next((r for r in self.records.values() if r.instance == name), None)
@@ -145,7 +167,8 @@ class FakeGateway:
         if record.heartbeat_at and (self.cloud.now - record.heartbeat_at).total_seconds() < HEARTBEAT_SECONDS:
             return
         back = record.state in (NodeState.UNREACHABLE, NodeState.LOST)
-        state = NodeState.READY if back else record.state
+        opened = NodeState.DRAINING if record.id in self.closed else NodeState.READY
+        state = opened if back else record.state
         self.records[record.id] = record.model_copy(update={"heartbeat_at": self.cloud.now, "state": state})
 
     def _age(self) -> None:
@@ -196,8 +219,8 @@ def _refusal(code: ErrorCode, message: str) -> GatewayError:
     return GatewayError(message, status=409, body=body, retryable=False, retry_after=None)
 
 
-class CrashingJournal(Journal):
-    """Calls ``on_commit`` before and after every commit."""
+class Watched:
+    """Calls ``on_commit`` before and after every commit of the journal that it is mixed into."""
 
     on_commit: Callable[[str], None] | None = None
 
@@ -214,6 +237,10 @@ class CrashingJournal(Journal):
             return answer
 
         return around
+
+
+class CrashingJournal(Watched, Journal):
+    """The journal in a database, watched."""
 
 
 def pool(**changes: object) -> PoolPolicy:
@@ -234,11 +261,13 @@ class Fleet:
     """An autoscaler over fakes; `restart` is what a new process would do."""
 
     def __init__(self, directory: Path, *pools: PoolPolicy, **policy: object) -> None:
-        self.cloud = FakeCloud()
-        self.gateway = FakeGateway(self.cloud)
-        self.clock = VirtualClock(self.cloud)
         self.policy = FleetPolicy(deployment=DEPLOYMENT, pools=pools or (pool(),), **policy)  # type: ignore[arg-type]
-        self.provider = FakeProvider(self.cloud, DEPLOYMENT)
+        self.clouds = {name: FakeCloud() for name in dict.fromkeys(each.provider for each in self.policy.pools)}
+        self.cloud = next(iter(self.clouds.values()))
+        self.gateway = FakeGateway(self.cloud, [*self.clouds.values()])
+        self.clock = VirtualClock(self.cloud)
+        self.providers = {name: self.make_provider(name, cloud) for name, cloud in self.clouds.items()}
+        self.provider = next(iter(self.providers.values()))
         self.url = f"sqlite:///{directory / 'journal.db'}"
         self.on_step: Callable[[str], None] | None = None
         self.reports: list[Report] = []
@@ -248,11 +277,9 @@ class Fleet:
 
     def restart(self) -> Journal:
         """Drops everything that was in memory."""
-        if hasattr(self, "journal"):
-            self.journal.close()
-        self.journal: Journal = CrashingJournal.open(self.url)
+        self.journal: Journal = self.open_journal()
         self.watch(self.on_step)
-        providers = {"fake": self.provider}
+        providers = self.providers
         preparations = {
             each.name: Preparation("image", lambda name, token: f"{name} {token}") for each in self.policy.pools
         }
@@ -281,16 +308,28 @@ class Fleet:
         )
         return self.journal
 
+    def open_journal(self) -> Journal:
+        """What a new process finds."""
+        if hasattr(self, "journal"):
+            self.journal.close()
+        return CrashingJournal.open(self.url)
+
+    def make_provider(self, name: str, cloud: FakeCloud) -> FakeProvider:
+        """The provider that the autoscaler gets for one cloud."""
+        return FakeProvider(cloud, DEPLOYMENT)
+
     def watch(self, on_step: Callable[[str], None] | None) -> None:
         """Tells every commit and every call, before and after it; what it raises comes from there."""
         self.on_step = on_step
         self.journal.on_commit = on_step  # type: ignore[attr-defined]
-        self.cloud.on_call = on_step and (lambda method: on_step(f"call {method}"))
-        self.cloud.on_answer = on_step and (lambda method: on_step(f"answer {method}"))
+        for cloud in self.clouds.values():
+            cloud.on_call = on_step and (lambda method: on_step(f"call {method}"))
+            cloud.on_answer = on_step and (lambda method: on_step(f"answer {method}"))
 
     def tick(self, seconds: float = 2.0) -> Report:
         """Time passes, then one tick."""
-        self.cloud.advance(seconds)
+        for cloud in self.clouds.values():
+            cloud.advance(seconds)
         self.gateway.step()
         report = self.reconciler.tick()
         self.reports = [*self.reports[-9:], report]
@@ -324,7 +363,8 @@ class Fleet:
 
     def check(self) -> None:
         """What must hold at every moment."""
-        for operation, machines in self.cloud.by_operation().items():
+        machines_of = [entry for cloud in self.clouds.values() for entry in cloud.by_operation().items()]
+        for operation, machines in machines_of:
             assert len(machines) == 1, f"operation {operation} has {machines}"
         for each in self.policy.pools:
             rows = [intent for intent in self.journal.open_intents() if intent.pool == each.name]
@@ -333,7 +373,7 @@ class Fleet:
             drained = {i.name for i in rows if i.state == "deleting" and "drained and empty" in i.detail}
             for node, _ in self.gateway.placed.values():
                 assert self.gateway.records[node].instance not in drained, f"{node} was stopped with work on it"
-            for machine in self.cloud.machines.values():
+            for machine in [machine for cloud in self.clouds.values() for machine in cloud.machines.values()]:
                 labels = machine.instance.labels
                 if labels.get("sandbox-fleet/pool") == each.name and machine.gone_at is None:
                     assert machine.instance.name in live, f"{machine.instance.name} has no row"
