@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import requests
 import urllib3.exceptions
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from providers.ucloud import errors
 from providers.ucloud.credential import Secret
@@ -71,7 +71,7 @@ class _Answer:
         except ValidationError:
             words = self.body[:500].decode(errors="replace")
             return Refusal(self.status, words, retry_after=self._retry_after())
-        return Refusal(self.status, body.why, body.error_code, is_json=True, retry_after=self._retry_after())
+        return Refusal(self.status, body.why, body.error_code or "", is_json=True, retry_after=self._retry_after())
 
     def _retry_after(self) -> float | None:
         value = self.headers.get("Retry-After", "")
@@ -80,9 +80,7 @@ class _Answer:
 
 class _ErrorBody(BaseModel):
     why: str
-    error_code: str = ""
-
-    model_config = {"alias_generator": lambda name: "errorCode" if name == "error_code" else name}
+    error_code: str | None = Field(default=None, alias="errorCode")
 
 
 class _Bearer(requests.auth.AuthBase):

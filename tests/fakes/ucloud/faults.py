@@ -22,7 +22,7 @@ class Fault:
     """One entry of the script.
 
     Attributes:
-        name: what goes wrong; the names are in the README of the emulator.
+        name: what goes wrong; docs/providers/ucloud.md lists them.
         call: in which call; ``*`` for any.
         times: how often; ``None`` without end.
         skip: how many such calls pass before the first.
