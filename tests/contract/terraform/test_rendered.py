@@ -1,6 +1,7 @@
 """What the render module makes is what the daemons, systemd, cloud-init and the shell understand."""
 
 import json
+import os
 import shutil
 import stat
 import subprocess
@@ -216,3 +217,41 @@ def test_nftables_takes_the_rules(rendered: Rendered) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("masquerade") == 1
+
+
+PROXIED: Final = """
+set -eu
+ip link set lo up
+ip address add 192.0.2.10/32 dev lo
+ip address add 10.20.0.2/32 dev lo
+echo through >"$1/index.html"
+python3 -m http.server --bind 10.20.0.2 --directory "$1" 8090 &
+caddy run --config "$2" --adapter caddyfile &
+trap 'kill %1 %2; wait' EXIT
+curl --silent --show-error --fail --retry 60 --retry-all-errors --retry-delay 1 --retry-max-time 60 \
+    --cacert "$3" https://192.0.2.10/index.html
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(shutil.which("caddy") is None, reason="no caddy on this machine (apt install caddy)")
+def test_a_client_trusts_the_address_without_any_name(rendered: Rendered, tmp_path: Path) -> None:
+    """The real proxy with its own authority, in a network namespace that has the gateway's addresses."""
+    written = rendered.path("/etc/caddy/Caddyfile")
+    if not written.exists():
+        assert "ca_file" not in rendered.outputs  # null outputs are not listed
+        return
+    caddyfile, served = tmp_path / "Caddyfile", tmp_path / "served"
+    caddyfile.write_text(written.read_text().replace(f"{STATE}/caddy", str(tmp_path / "caddy")))
+    served.mkdir()
+    authority = rendered.outputs["ca_file"].replace(f"{STATE}/caddy", str(tmp_path / "caddy"))
+    done = subprocess.run(
+        ["unshare", "--net", "bash", "-c", PROXIED, "proxied", served, caddyfile, authority],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("through\n")

@@ -1,6 +1,7 @@
 """The sweep at destroy, against the emulated API and with a stand-in for ssh that notes what it was told."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from autoscaler.core import naming
 from providers.base import Create
 from providers.hetzner import HetznerProvider
-from tests.contract.terraform.conftest import TERRAFORM
+from tests.contract.terraform.conftest import TERRAFORM, Workspace
 from tests.fakes.hetzner import Control, emulator
 
 SWEEP = TERRAFORM / "modules" / "hetzner" / "sweep.py"
@@ -154,3 +155,41 @@ def test_trouble_of_the_api_is_waited_out(cloud: Control, ssh: Path) -> None:
     for sign in ("429", "503", "423"):
         assert sign in done.stdout
     assert alive(cloud) == set()
+
+
+DESTROYED = """
+run "made_and_destroyed" {
+  variables {
+    protect = false
+  }
+  assert {
+    condition     = terraform_data.sweep.output.deployment == "prod"
+    error_message = "the sweep is made"
+  }
+}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_destroy_begins_with_the_sweep(cloud: Control, ssh: Path, workspace: Workspace) -> None:
+    """Terraform applies and destroys the module with a mocked provider; the sweep at the destroy is the real one."""
+    worker(cloud, "prod", "opa")
+    module = "swept/hetzner"
+    shutil.copytree(workspace.path / "modules" / "hetzner", workspace.path / module)
+    shutil.copytree(workspace.path / "modules" / "render", workspace.path / "swept" / "render")
+    tests = workspace.path / module / "tests" / "hetzner.tftest.hcl"
+    given = tests.read_text().partition("\nrun ")[0]
+    tests.write_text(given.replace("override_during = plan", "") + DESTROYED)
+    workspace.ready(module)
+    done = workspace.terraform(
+        module,
+        "test",
+        "-no-color",
+        PATH=f"{ssh.parent / 'bin'}:{os.environ['PATH']}",
+        HCLOUD_TOKEN=cloud.token,
+        HCLOUD_ENDPOINT=cloud.api,
+        SWEEP_PAUSE_SECONDS="0.05",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert alive(cloud) == set()
+    assert ssh.exists()
