@@ -8,6 +8,7 @@ import pytest
 
 from providers.testing.fake import SimulatedCrash
 from tests.scenario.autoscaler.fleet import Fleet, pool
+from tests.scenario.autoscaler.worlds import Audited, World
 
 TICK = 5.0
 LOOKS = {
@@ -95,3 +96,34 @@ def test_dying_again_and_again_still_ends(tmp_path: Path, seed: int) -> None:
     assert life(fleet) > 0
     assert len(fleet.cloud.created) == 1
     fleet.journal.close()
+
+
+def test_five_hundred_deaths_during_creates_and_deletes(tmp_path: Path) -> None:
+    """At every commit and call in turn, under the audit: one machine an operation, none forgotten."""
+    chance, deaths, lives = random.Random(4), 0, 0
+    while deaths < 500:
+        fleet = Audited(tmp_path)
+        left = lives % 40
+
+        def step(name: str, fleet: Audited = fleet) -> None:
+            nonlocal left
+            if name in LOOKS:
+                return
+            left -= 1
+            if left < 0:
+                left = chance.randint(0, 40)
+                raise SimulatedCrash(name)
+
+        fleet.watch(fleet.audit)
+        fleet.audit.step = step
+        sandboxes = fleet.ask(1 + lives % 12)
+        for _ in range(25):
+            deaths += fleet.crashing_tick(TICK)
+        for sandbox in sandboxes:
+            fleet.gateway.finish(sandbox)
+        for _ in range(25):
+            deaths += fleet.crashing_tick(TICK)
+        World(fleet).calm()
+        World(fleet).rest(2500)
+        lives += 1
+    assert lives > 10
