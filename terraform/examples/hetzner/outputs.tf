@@ -22,3 +22,8 @@ output "user_data" {
   description = "cloud-init document of the gateway's machine."
   value       = module.fleet.user_data
 }
+
+output "install_script" {
+  description = "For a newer wheel: run it on the machine."
+  value       = module.fleet.install_script
+}

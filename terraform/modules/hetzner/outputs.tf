@@ -43,6 +43,11 @@ output "user_data" {
   value       = module.render.user_data
 }
 
+output "install_script" {
+  description = "What installs the wheel and starts everything; it may run again on the machine, for a newer wheel."
+  value       = module.render.files["/usr/local/lib/sandbox-fleet/install"].content
+}
+
 output "labels" {
   description = "Labels of everything that Terraform made."
   value       = module.render.labels

@@ -51,12 +51,13 @@ def offline(folder: Path) -> dict[str, str]:
     only = f'filesystem_mirror {{\n    path = "{mirror}"\n  }}'
     settings.write_text(f"disable_checkpoint = true\nprovider_installation {{\n  {only}\n}}\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TF_", "HCLOUD_", "SWEEP_"))}
+    search = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {
         **kept,
         "TF_CLI_CONFIG_FILE": str(settings),
         "TF_IN_AUTOMATION": "1",
         "HOME": str(folder),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": search,
     }
 
 
