@@ -6,8 +6,11 @@ import os
 import select
 import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any, Final
+
+from gateway.cli.failure import CommandFailed
 
 DEFAULT_SOCKET: Final = Path("/var/run/docker.sock")
 PING_SECONDS: Final = 5.0
@@ -70,3 +73,20 @@ def end(pid_file: Path, seconds: float) -> None:
         return
     finally:
         os.close(handle)
+
+
+def release(data: Path) -> None:
+    """Takes away what a dead engine has left mounted at its data directory.  Does nothing when that is nothing.
+
+    An engine mounts the directory on itself and unmounts it when it ends; one that came back after a SIGKILL takes that
+    mount for somebody else's and leaves it.
+
+    Raises:
+        CommandFailed: something below it is still in use.
+    """
+    while os.path.ismount(data):
+        try:
+            subprocess.run(["umount", "--", data], check=True, capture_output=True, text=True, timeout=PING_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error)
+            raise CommandFailed(f"{data} stays mounted: {said.strip()}") from error

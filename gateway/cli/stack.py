@@ -281,3 +281,4 @@ class Stack:
         """Ends an engine that was taken over; one that this process started is among its children."""
         if engine.answers(self._layout.docker_socket):
             engine.end(self._layout.docker / "dockerd.pid", ENGINE_STOP_SECONDS)
+        engine.release(self._layout.docker / "data")

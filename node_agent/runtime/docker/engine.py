@@ -67,7 +67,8 @@ class Engine:
             "ip-masq": "false",
             "log-level": "warn",
         }
-        return [f"--{name}={value}" for name, value in values.items()]
+        # Sandboxes outlive a daemon that is killed, and the next one takes them over.
+        return [*(f"--{name}={value}" for name, value in values.items()), "--live-restore"]
 
 
 def gvisor_wrapper(runsc: str, *, hide_sysctl: bool) -> str:
@@ -87,7 +88,8 @@ def sysctl_is_visible() -> bool:
 def run_engine(state_dir: Path, socket: Path) -> int:
     """Becomes the Docker daemon of this node; the exit code is the daemon's.
 
-    When the socket answers, it is ready.  It ends on SIGTERM, its containers with it.
+    When the socket answers, it is ready.  It ends on SIGTERM; containers that are left
+    go on, and the next daemon over the same directory takes them over.
 
     Raises:
         CommandError: dockerd or runsc is not installed.

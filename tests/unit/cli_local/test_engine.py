@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from gateway.cli import engine
 
 
@@ -65,3 +67,16 @@ def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
     engine.end(short / "pid", 10)
     (short / "pid").write_text("no number")
     engine.end(short / "pid", 10)
+
+
+@pytest.mark.engine
+def test_what_a_killed_engine_left_mounted_goes(tmp_path: Path) -> None:
+    for _ in range(2):
+        subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True, timeout=10)
+    try:
+        engine.release(tmp_path)
+        assert not tmp_path.is_mount()
+        engine.release(tmp_path)
+    finally:
+        while tmp_path.is_mount():
+            subprocess.run(["umount", tmp_path], check=True, timeout=10)

@@ -14,7 +14,7 @@ def test_everything_lies_below_its_directory(tmp_path: Path) -> None:
         (value,) = [text for text in arguments if text.startswith(f"--{name}=")]
         assert value.startswith(f"--{name}={tmp_path / 'engine'}/")
     assert f"--host=unix://{tmp_path / 'docker.sock'}" in arguments
-    assert {"--iptables=false", "--bridge=none", "--ip-masq=false"} <= set(arguments)
+    assert {"--iptables=false", "--bridge=none", "--ip-masq=false", "--live-restore"} <= set(arguments)
 
 
 def test_wrapper_hides_the_sysctl_only_where_it_has_to() -> None:
