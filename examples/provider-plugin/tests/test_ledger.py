@@ -1,0 +1,33 @@
+"""The suite that every provider passes, over the class that is installed."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from providers import registry
+from providers.base import ComputeProvider
+from providers.testing.contract import Harness, ProviderContract
+
+SECONDS = 10.0
+
+
+class LedgerHarness(Harness):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def provider(self, deployment: str) -> ComputeProvider:
+        return registry.build("ledger", {"path": str(self._path)}, deployment=deployment, environ={})
+
+    def settle(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{SECONDS:.0f} s were not enough")
+            time.sleep(0.05)
+
+
+class TestLedger(ProviderContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return LedgerHarness(tmp_path / "ledger.db")
