@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from decimal import Decimal
 
+from autoscaler.core import money
 from autoscaler.core.lifecycle import KEPT, STARTING, IntentState
 from autoscaler.core.lookup import listed, node_of, nodes_by_instance, rows_by_pool
 from autoscaler.core.model import Action, Boot, FleetPolicy, Intent, Node, PoolPolicy, Wait, World
@@ -38,6 +40,7 @@ class Draft:
         self.builders_of: Counter[str] = Counter()
         self.refusals: dict[str, str] = {}
         """Of whole pools; within one plan a limit that is reached stays reached."""
+        self._bills: dict[str | None, tuple[Decimal | None, Decimal]] = {}
         self.nodes: dict[str, Node] = nodes_by_instance(world)
         self.listed = listed(world)
         self._rows = rows_by_pool(world.intents)
@@ -74,6 +77,14 @@ class Draft:
     def floor(self, pool: PoolPolicy) -> int:
         """How many a pool keeps whatever waits."""
         return min(pool.max, max(pool.min, self.builders_of[pool.name]))
+
+    def bill(self, pool: PoolPolicy | None) -> tuple[Decimal | None, Decimal]:
+        """Of the rows of a pool or of the whole fleet: euro an hour, if known, and what they have cost this month."""
+        name = pool.name if pool is not None else None
+        if name not in self._bills:
+            rows = self.rows(pool) if pool is not None else self.world.intents
+            self._bills[name] = money.rate(rows), money.cost_of_all(rows, self.now)
+        return self._bills[name]
 
     def boots(self, pool: PoolPolicy) -> bool:
         """Whether this plan boots for a pool."""

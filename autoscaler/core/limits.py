@@ -1,13 +1,12 @@
 """What a boot must not break: counts, money, back-offs.  Every row that is not gone counts, called or not."""
 
-from collections.abc import Iterable
 from decimal import Decimal
 from typing import Final
 
-from autoscaler.core import backoff, money
+from autoscaler.core import backoff
 from autoscaler.core.draft import Draft
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.model import Intent, PoolPolicy
+from autoscaler.core.model import PoolPolicy
 from autoscaler.core.supply import Ware
 
 PATIENCE: Final = "later"
@@ -83,37 +82,37 @@ def _too_dear(draft: Draft, pool: PoolPolicy, ware: Ware) -> str | None:
     every = sum((bought.price or Decimal(0) for _, bought, _ in draft.booted), ware.price)
     spent = draft.world.spent
     return _over(
-        f"pool {pool.name}", draft.rows(pool), own, (pool.max_hourly, pool.max_monthly), spent.get(pool.name), draft.now
+        f"pool {pool.name}",
+        draft.bill(pool),
+        own,
+        (pool.max_hourly, pool.max_monthly),
+        spent.get(pool.name, Decimal(0)),
     ) or _over(
         "the fleet",
-        draft.world.intents,
+        draft.bill(None),
         every,
         (draft.policy.max_hourly, draft.policy.max_monthly),
         sum(spent.values(), Decimal(0)),
-        draft.now,
     )
 
 
 def _over(
     whose: str,
-    rows: Iterable[Intent],
+    bill: tuple[Decimal | None, Decimal],
     more: Decimal,
     caps: tuple[Decimal | None, Decimal | None],
-    spent: Decimal | None,
-    now: float,
+    spent: Decimal,
 ) -> str | None:
-    """What the hourly and the monthly cap say to ``more`` euro an hour beside these rows."""
-    hourly, monthly = caps
+    """What the hourly and the monthly cap say to ``more`` euro an hour beside what runs."""
+    (running, so_far), (hourly, monthly) = bill, caps
     if hourly is None and monthly is None:
         return None
-    rows = list(rows)
-    running = money.rate(rows)
     if running is None:
         return f"{whose} has an instance without a known price, and a price cap is set"
     if hourly is not None and running + more > hourly:
         return f"{whose} would cost {running + more} €/h, more than {hourly}"
-    if monthly is None:
-        return None
     # All that runs may start one more hour before anything can be stopped.
-    by_then = (spent or Decimal(0)) + sum((money.cost(row, now) for row in rows), Decimal(0)) + running + more
-    return f"{whose} could cost {by_then} € this month, more than {monthly}" if by_then > monthly else None
+    by_then = spent + so_far + running + more
+    if monthly is not None and by_then > monthly:
+        return f"{whose} could cost {by_then} € this month, more than {monthly}"
+    return None

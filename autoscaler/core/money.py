@@ -23,10 +23,19 @@ def month_start(now: float) -> float:
 
 def cost(intent: Intent, now: float) -> Decimal:
     """Euro that one instance has cost in this month; nothing for what was never made, or has no known price."""
+    return _since(intent, month_start(now), now)
+
+
+def cost_of_all(intents: Iterable[Intent], now: float) -> Decimal:
+    """The `cost` of all of them together."""
+    start = month_start(now)
+    return sum((_since(intent, start, now) for intent in intents), Decimal(0))
+
+
+def _since(intent: Intent, start: float, now: float) -> Decimal:
     if intent.instance_id is None or intent.price is None:
         return Decimal(0)
-    since = max(intent.created_at, month_start(now))
-    return intent.price * max(1, math.ceil((now - since) / HOUR))
+    return intent.price * max(1, math.ceil((now - max(intent.created_at, start)) / HOUR))
 
 
 def rate(intents: Iterable[Intent]) -> Decimal | None:

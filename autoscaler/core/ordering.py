@@ -9,7 +9,13 @@ from autoscaler.core.supply import Ware
 
 def suits(pool: PoolPolicy, ware: Ware, group: Group) -> bool:
     """Whether a node of this offer has room for one of ``group``."""
-    return fits(group.need, ware.gives) and _room(pool, ware).welcomes(group.item)
+    item = group.item
+    return (
+        fits(group.need, ware.gives)
+        and item.isolation in pool.isolations
+        and (item.runtime is None or item.runtime in pool.runtimes)
+        and item.pool in (None, pool.name)
+    )
 
 
 def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: str = "") -> str | None:

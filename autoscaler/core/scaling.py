@@ -7,7 +7,7 @@ from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.limits import PATIENCE, pool_refusal
 from autoscaler.core.model import CancelDrain, Drain, Node, PoolPolicy, Waiting
 from autoscaler.core.ordering import boot, suits, words
-from autoscaler.core.packing import Bin, Group, grouped, largest, largest_first, pack
+from autoscaler.core.packing import Bin, Group, fits, grouped, largest, largest_first, pack
 from autoscaler.core.rows import DRIFT, PRESSURE
 from gateway.wire.states import NodeState
 
@@ -162,7 +162,8 @@ def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
     for group in left:
         count = group.count
         for _, _, new in draft.booted:
-            count -= new.put(group.need, count) if count and new.welcomes(group.item) else 0
+            if count and fits(group.need, new.free) and new.welcomes(group.item):
+                count -= new.put(group.need, count)
         while count:
             problem = _boot_for_one(draft, group, why)
             if problem is not None:
