@@ -5,13 +5,13 @@ The engine makes the groups and sets the limits; here they are read, adjusted, e
 
 import contextlib
 import os
-import select
 import signal
 import time
 from pathlib import Path
 from typing import Final
 
 from gateway.wire.limits import MIB
+from node_agent.host.waiting import readable
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default
@@ -163,7 +163,7 @@ def _end(pids: list[int], deadline: float) -> bool:
 def _all_ended(handles: list[int], deadline: float) -> bool:
     for handle in handles:
         left = max(0.0, deadline - time.monotonic())
-        if not select.select([handle], [], [], left)[0]:
+        if not readable(handle, left):
             return False
     return True
 

@@ -5,7 +5,6 @@ read-only only inside: the refusal comes after the deed.  A file that all sandbo
 host as well.
 """
 
-import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,8 @@ def provide(directory: Path) -> Tools:
     with _lock:
         busybox.provide(files)
         init = reaper.provide(files) is not None
-        if not os.path.ismount(bound):
+        # os.path.ismount misses a mount whose source lies on the same file system.
+        if not mounts.mounted_below(bound):
             bound.mkdir(exist_ok=True)
             mounts.bind(files, bound, read_only=True)
     return Tools(bound, init)

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.host import accounts, busybox
+from node_agent.host import accounts
+from node_agent.host import tools as programs
 from node_agent.host.accounts import Account
 from node_agent.host.images import Image
 from node_agent.host.inside import read_below
@@ -40,7 +41,7 @@ def prepare(record: Record, volume: Volume, image: Image, inspected: dict[str, A
     account = _account(record, config.user(record.spec, image), inspected)
     try:
         return config.Place(
-            busybox=busybox.provide(tools),
+            busybox=programs.provide(tools).path / "busybox",
             workspace=_directory(volume.path / "workspace", account),
             stdout=_log(log_file(volume, "stdout")),
             stderr=_log(log_file(volume, "stderr")),

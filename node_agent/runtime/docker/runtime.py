@@ -11,7 +11,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
-from node_agent.host import busybox, cgroup
+from node_agent.host import busybox, cgroup, tools
 from node_agent.host.images import Image, Images
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, Volumes
@@ -130,6 +130,8 @@ class DockerRuntime(SandboxRuntime):
                 self._containers.remove(container)
                 gone.append(f"container {container[:12]} of sandbox {sandbox_id}")
         gone += self._networks.sweep({record.network for record in owned.values() if record.network})
+        if not owned and tools.release(self._tools):
+            gone.append(f"mount of the programs in {self._tools}")
         return gone + self._containers.sweep_groups()
 
     def pause(self, sandbox_id: str) -> None:
@@ -179,9 +181,10 @@ class DockerRuntime(SandboxRuntime):
         if self._records.ids():
             return
         try:
+            tools.release(self._tools)
             self._networks.firewall.remove()
             cgroup.remove_parent(config.cgroup_tag(self._tag))
-        except CommandError as error:
+        except (CommandError, OSError) as error:
             # The process is about to end; the next start's sweep meets what stays.
             log.warning("what served the sandboxes of this node could not be removed: %s", error)
 

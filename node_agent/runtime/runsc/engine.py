@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from node_agent.host.process import CommandError, run
+from node_agent.host.waiting import readable
 
 START_TIMEOUT: Final = 60.0
 CALL_TIMEOUT: Final = 15.0
@@ -186,7 +186,7 @@ class Guard:
             # Popen.wait with a timeout sleeps between its looks, up to 50 ms; a handle tells at once.
             handle = os.pidfd_open(self._process.pid)
             try:
-                ended, _, _ = select.select([handle], [], [], timeout)
+                ended = readable(handle, timeout)
             finally:
                 os.close(handle)
             if not ended:

@@ -1,7 +1,6 @@
 """Pause, resume, checkpoint and restore of a sandbox that its record describes.  Callers hold its lock."""
 
 import contextlib
-import select
 import shutil
 from dataclasses import dataclass
 from typing import Final
@@ -9,6 +8,7 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from node_agent.host.busybox import INSIDE
 from node_agent.host.process import CommandError
+from node_agent.host.waiting import readable
 from node_agent.runtime.base import EngineState, RuntimeFailure
 from node_agent.runtime.runsc import launcher
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
@@ -78,7 +78,7 @@ def _answers(places: Places) -> bool:
         finally:
             pipes.close_guest()
         with contextlib.closing(handle):
-            return bool(select.select([handle], [], [], _ANSWERS_WITHIN)[0])
+            return readable(handle, _ANSWERS_WITHIN)
 
 
 def refuse_live_execs(engine: Engine, places: Places) -> None:

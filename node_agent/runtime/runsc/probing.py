@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import select
 import shutil
 import uuid
 from pathlib import Path
@@ -13,6 +12,7 @@ from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host import accounts, busybox, tools
 from node_agent.host.process import CommandError
 from node_agent.host.tools import Tools
+from node_agent.host.waiting import readable
 from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, Stream
 from node_agent.runtime.runsc import bundle, launcher
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
@@ -152,7 +152,7 @@ def _exit_code(places: Places, script: str) -> int | None:
         finally:
             pipes.close_guest()
         with contextlib.closing(handle):
-            select.select([handle], [], [], _SELF_TEST_TIMEOUT)
+            readable(handle, _SELF_TEST_TIMEOUT)
             ended = handle.poll()
     return ended.code if ended else None
 

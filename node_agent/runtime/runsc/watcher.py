@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import select
 import selectors
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from node_agent.host.waiting import readable
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, Pending
 
 OnEnd = Callable[[int | None], None]
@@ -97,7 +97,7 @@ class Watcher:
 
     def _look_at(self, watch: Watch) -> None:
         status = self._answer(watch)
-        if status is None and not _readable(watch.sentry):
+        if status is None and not readable(watch.sentry, 0):
             return
         self._forget(watch)
         threading.Thread(target=watch.on_end, args=(status,), name="sandbox-end", daemon=True).start()
@@ -133,7 +133,3 @@ class Watcher:
         if watch.pending is not None:
             self._selector.unregister(watch.pending)
             watch.pending.close()
-
-
-def _readable(descriptor: int) -> bool:
-    return bool(select.select([descriptor], [], [], 0)[0])
