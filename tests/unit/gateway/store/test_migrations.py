@@ -28,8 +28,8 @@ def at_version(url: str, revision: str) -> None:
         connection.execute(
             text(
                 "INSERT INTO nodes (id, version, instance, pool, state, node_url, agent_version, total, runtimes,"
-                " pressure, draining, agent_draining, registered_at, beats, sequence) VALUES ('n', 1, 'vm', 'cpu', 'ready',"
-                f" 'http://n', '1', :total, '[]', '{{}}', 0, 0, '{NOW}', 3, 7)"
+                " pressure, draining, agent_draining, registered_at, beats, sequence)"
+                f" VALUES ('n', 1, 'vm', 'cpu', 'ready', 'http://n', '1', :total, '[]', '{{}}', 0, 0, '{NOW}', 3, 7)"
             ),
             {"total": json.dumps({"cpus": 4})},
         )
