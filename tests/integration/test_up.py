@@ -21,10 +21,16 @@ def sandbox_in(up: Up) -> SandboxHandle:
     return up.client().create_sandbox(spec)
 
 
+def starts_of(sandbox: SandboxHandle) -> str:
+    """What its first process wrote; a create answers when that process runs, not when it has written."""
+    script = "until [ -s /workspace/starts ]; do sleep 0.05; done; cat /workspace/starts"
+    return sandbox.exec(["sh", "-c", script], timeout_seconds=30).stdout
+
+
 def test_it_starts_serves_and_ends_clean(engines: None) -> None:
     with running() as up:
         sandbox = sandbox_in(up)
-        assert sandbox.exec(["cat", "/workspace/starts"], timeout_seconds=30).stdout == "started\n"
+        assert starts_of(sandbox) == "started\n"
         record = up.client().get_sandbox("kept")
         assert record is not None
         assert record["isolation"] == "gvisor"
@@ -66,7 +72,7 @@ def test_a_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
             assert (up.layout.tokens / "client").read_text() == token
             assert up.pid("node") == node
             sandbox = again.client().attach("kept")
-            assert sandbox.exec(["cat", "/workspace/starts"], timeout_seconds=30).stdout == "started\n"
+            assert starts_of(sandbox) == "started\n"
             looked_for = marks(again.layout)
         finally:
             assert again.end(signal.SIGTERM) == 0, again.words
