@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 
 class LockedError(Exception):
@@ -73,9 +73,8 @@ def held_in_database(engine: Engine, deployment: str) -> Iterator[Callable[[], N
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
             raise LockedError(f"another autoscaler of {deployment} has the lock in its database; end it first")
+        connection.detach()  # closing it ends the session, and with it the lock
         yield lambda: _assure(connection, key)
-        with contextlib.suppress(DBAPIError):  # a connection that is lost has let go already
-            connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": key})
 
 
 def _assure(connection: Connection, key: int) -> None:
@@ -86,8 +85,8 @@ def _assure(connection: Connection, key: int) -> None:
     )
     try:
         found = connection.scalar(text(query), {"key": key})
-    except DBAPIError as error:
-        raise LockedError(f"the connection that held the lock is lost: {error.orig}") from error
+    except SQLAlchemyError as error:
+        raise LockedError(f"the connection that held the lock is lost: {error}") from error
     if not found:
         raise LockedError("the lock in the database is lost")
 
