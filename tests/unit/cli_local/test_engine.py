@@ -73,10 +73,11 @@ def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
 def test_what_a_killed_engine_left_mounted_goes(tmp_path: Path) -> None:
     for _ in range(2):
         subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True, timeout=10)
+    assert engine.is_mounted(tmp_path)
     try:
         engine.release(tmp_path)
-        assert not tmp_path.is_mount()
+        assert not engine.is_mounted(tmp_path)
         engine.release(tmp_path)
     finally:
-        while tmp_path.is_mount():
+        while engine.is_mounted(tmp_path):
             subprocess.run(["umount", tmp_path], check=True, timeout=10)
