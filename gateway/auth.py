@@ -151,12 +151,10 @@ class Gate:
                 f"a token is needed: send it as 'Authorization: Bearer <token>' or as {TOKEN_HEADER}",
             )
         state: dict[str, Any] = scope["state"]
-        if access is Access.JOIN and not await self._is_principal(secret):
-            # Only registration itself can judge a join token: it uses it up in the same step.
-            state[JOIN_TOKEN] = secret
-            return
-        if access is Access.BOOT and not await self._is_principal(secret):
+        if access in {Access.JOIN, Access.BOOT} and not await self._is_principal(secret):
+            # Registration judges it again, in the step that uses it up.
             await self._tokens.verify_join_token(secret)
+            state[JOIN_TOKEN] = secret
             return
         principal = await self._tokens.verify(secret)
         state[PRINCIPAL] = principal

@@ -33,6 +33,8 @@ class ListQuery(Query):
     state: SandboxState | None = None
     limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
     cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
+    refresh: Annotated[str, StringConstraints(max_length=16)] | None = None
+    """Accepted for older clients: the list is always fresh."""
 
     @field_validator("label")
     @classmethod

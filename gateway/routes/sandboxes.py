@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import Query, Request, Response
 
+from gateway.errors import ApiError
 from gateway.proxy import while_connected
 from gateway.routes.context import Context, Edge, SandboxPath, new_router
 from gateway.routes.queries import ListQuery, LogQuery
@@ -29,12 +30,24 @@ async def create_sandbox(spec: SandboxSpec, response: Response, edge: Context) -
     """Create a sandbox; answers when it runs.
 
     Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
-    takes long goes on behind its retryable answer.
+    takes long goes on behind its retryable answer.  Without an `id` the service makes one, and a create that is refused
+    leaves nothing.
     """
-    envelope = await edge.services.sandboxes.create(spec)
+    envelope = await _created(edge, spec)
     if envelope.recovered:
         response.status_code = 200
     return envelope
+
+
+async def _created(edge: Edge, spec: SandboxSpec) -> SandboxEnvelope:
+    sandboxes = edge.services.sandboxes
+    try:
+        return await sandboxes.create(spec)
+    except ApiError:
+        if "id" not in spec.model_fields_set:
+            # The same body sent again gets another id, so nobody would ever ask for what goes on behind this refusal.
+            await sandboxes.delete(spec.id)
+        raise
 
 
 @router.get("/v1/sandboxes", response_model=SandboxList)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from typing import Annotated, Literal, Self
+from uuid import uuid4
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
@@ -96,10 +97,16 @@ class Ssh(Request):
     authorized_keys: list[str] = []
 
 
+def generated_id() -> str:
+    """A new id, for a spec without one."""
+    return f"sandbox-{uuid4().hex}"
+
+
 class SandboxSpec(Request):
     """What a client asks for.  Two specs are equal when all fields are, after defaults are filled in."""
 
-    id: SandboxId
+    id: SandboxId = Field(default_factory=generated_id)
+    """Absent, the service makes one and tells it in the answer.  Only a create that names its id can be sent again."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
     command: list[Argument] = Field(default=[], max_length=4096)
     """The first process; empty takes the image's own, and a sandbox of an image without one just stays up."""
