@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Send
 from gateway.errors import ApiError
 from gateway.middleware import StreamBrokenError
 from gateway.services.ports import NodeAddress
-from gateway.upstream import NodeCall, Upstream, broken, read_answer
+from gateway.upstream import IDLE_TIMEOUT, NodeCall, Upstream, broken, late, read_answer
 
 T = TypeVar("T")
 
@@ -61,6 +61,8 @@ class Upload:
         self._receive = receive
         self._on_chunk = on_chunk
         self.failure: CallerGoneError | ApiError | None = None
+        self.patience = asyncio.timeout(None)
+        """Runs out when the node takes nothing: the HTTP client's own timeouts begin after the last byte was sent."""
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The pieces of the body; raises `failure`, which breaks the node's request off instead of ending it."""
@@ -71,7 +73,9 @@ class Upload:
             if message.get("body"):
                 if self._on_chunk is not None:
                     self._on_chunk()
+                self.patience.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT)
                 yield message["body"]
+                self.patience.reschedule(None)
 
     async def _next(self) -> Message:
         try:
@@ -101,8 +105,10 @@ async def upload(
     body = Upload(receive, on_chunk)
     call = make_call(body)
     try:
-        async with upstream.stream(node, call) as response:
+        async with body.patience, upstream.stream(node, call) as response:
             return await read_answer(node, call, response)
+    except TimeoutError:
+        raise late(node, call) from None
     except ApiError:
         if body.failure is not None:
             raise body.failure from None

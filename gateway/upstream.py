@@ -32,6 +32,7 @@ CONNECT_TIMEOUT: Final = 3.0
 ANSWER_TIMEOUT: Final = 15.0  # for a node's answer, beyond what the call itself may wait
 CREATE_TIMEOUT: Final = 120.0  # the same order attaches again to a create that takes longer
 DELETE_TIMEOUT: Final = 60.0
+CALL_TIMEOUT: Final = 27.0  # for all that one call of a client waits for; clients in the field give up at 30 s
 IDLE_TIMEOUT: Final = 90.0  # of a stream; nodes give a sign of life well within it
 MAX_ANSWER: Final = 64 * limits.MIB  # events are bounded to 8 MiB of output, of which an escape makes six times that
 MAX_ERROR: Final = limits.MIB
@@ -50,7 +51,8 @@ class NodeCall:
     """One call to a node.
 
     ``again`` tells whether the call may be sent again when its outcome is not known.  ``timeout`` is in seconds: for
-    the whole call, or, where a body streams, until the answer begins and between two pieces of it.
+    the whole call, or, where a body streams, until the answer begins and between two pieces of it; ``begin`` is a
+    shorter bound for the begin alone.
     """
 
     method: str
@@ -60,6 +62,12 @@ class NodeCall:
     headers: Mapping[str, str] | None = None
     timeout: float = ANSWER_TIMEOUT
     again: bool = True
+    begin: float | None = None
+
+
+def with_wait(wait: float, most: float = CALL_TIMEOUT) -> float:
+    """The timeout of a call that may itself wait ``wait`` seconds on the node, ``most`` at most."""
+    return min(wait + ANSWER_TIMEOUT, most)
 
 
 def segment(text: str) -> str:
@@ -129,7 +137,7 @@ class Upstream:
             async with asyncio.timeout(call.timeout), self._open(node, call) as response:
                 return await read_answer(node, call, response)
         except TimeoutError:
-            raise _late(node, call) from None
+            raise late(node, call) from None
 
     @asynccontextmanager
     async def stream(self, node: NodeAddress, call: NodeCall) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -169,21 +177,22 @@ class Upstream:
         }
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=call.timeout)
         try:
-            return await self._session.request(
-                call.method,
-                URL(url, encoded=True),
-                data=call.body,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            )
+            async with asyncio.timeout(call.begin):
+                return await self._session.request(
+                    call.method,
+                    URL(url, encoded=True),
+                    data=call.body,
+                    headers=headers,
+                    timeout=timeout,
+                    allow_redirects=False,
+                )
         except aiohttp.ClientConnectorError as error:
             # Nothing was sent, so sending it again does no harm whatever it is.
             raise _unreachable(node, call, _why(error), sent=False) from error
         except aiohttp.ConnectionTimeoutError as error:
             raise _unreachable(node, call, f"no connection within {CONNECT_TIMEOUT} s", sent=False) from error
         except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-            raise _late(node, call) from error
+            raise late(node, call) from error
         except ValueError as error:  # aiohttp's InvalidURL is one too
             raise _unreachable(node, call, "the URL that it registered is not valid", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -220,11 +229,13 @@ def _unreachable(node: NodeAddress, call: NodeCall, why: str, *, sent: bool = Tr
     )
 
 
-def _late(node: NodeAddress, call: NodeCall) -> ApiError:
+def late(node: NodeAddress, call: NodeCall) -> ApiError:
+    """The node said nothing, or took nothing, for as long as the call may wait."""
+    seconds = call.begin or call.timeout
     outcome = "" if call.again else "; whether what was asked has happened is not known"
     return ApiError(
         ErrorCode.TIMEOUT,
-        f"node {node.node_id} gave no answer to {call.method} {call.path} within {call.timeout:g} s{outcome}",
+        f"node {node.node_id} gave no answer to {call.method} {call.path} within {seconds:g} s{outcome}",
         retryable=call.again,
         retry_after=2 if call.again else None,
     )

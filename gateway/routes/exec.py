@@ -4,7 +4,7 @@ The route to a session is in its id.  Answers of nodes are passed on as they cam
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Final
 from uuid import uuid4
 
 from fastapi import Query, Request, Response
@@ -24,7 +24,7 @@ from gateway.routes.context import (
 )
 from gateway.routes.queries import EventsQuery, StreamQuery, WaitQuery, read_query
 from gateway.services.ports import Route
-from gateway.upstream import ANSWER_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
+from gateway.upstream import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecEnvelope, ExecEvents, ExecRequest, SignalRequest, StdinRequest
@@ -33,6 +33,7 @@ from gateway.wire.nodes import ExecOrder
 router = new_router("exec")
 
 JSON = "application/json"
+LOOK_TIMEOUT: Final = 4.0  # for the question whether a start without an answer has happened
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/exec", status_code=201, response_model=ExecEvents)
@@ -58,7 +59,7 @@ async def start_exec(
         {"wait_seconds": wait},
         order.model_dump_json().encode(),
         forwarded(request.scope),
-        timeout=wait + ANSWER_TIMEOUT,
+        timeout=with_wait(wait, CALL_TIMEOUT - LOOK_TIMEOUT),
         again=False,
     )
     content = await while_connected(request.receive, _started(edge, route, call, session_id))
@@ -72,12 +73,16 @@ async def _started(edge: Edge, route: Route, call: NodeCall, session_id: str) ->
     except ApiError as error:
         if error.retryable or error.code not in {ErrorCode.NODE_UNREACHABLE, ErrorCode.TIMEOUT}:
             raise
-        look = NodeCall("GET", f"/v1/exec/{segment(session_id)}/events", headers=call.headers)
+        path = f"/v1/exec/{segment(session_id)}/events"
+        look = NodeCall("GET", path, headers=call.headers, timeout=LOOK_TIMEOUT)
         try:
             return await edge.upstream.bytes(route.node, look)
-        except ApiError:
+        except ApiError as second:
             # "Not there" proves nothing: the order may still be on its way in.  The first error tells the truth.
-            raise error from None
+            if second.code is not ErrorCode.TIMEOUT:
+                raise error from None
+            silent = f"{error.message}; asked for the session, it was silent for {LOOK_TIMEOUT:g} s more"
+            raise ApiError(error.code, silent, retryable=False) from None
 
 
 @router.get("/v1/exec/{session_id}", response_model=ExecEnvelope)
@@ -127,7 +132,7 @@ async def _ask(
     """Reads from a session; its sandbox may have ended, and a paused one stays paused."""
     route = await edge.services.sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
     path = f"/v1/exec/{segment(session.session_id)}{what}"
-    call = NodeCall("GET", path, query, headers=forwarded(request.scope), timeout=wait + ANSWER_TIMEOUT)
+    call = NodeCall("GET", path, query, headers=forwarded(request.scope), timeout=with_wait(wait))
     content = await while_connected(request.receive, edge.upstream.bytes(route.node, call))
     return Response(content, media_type=JSON)
 
@@ -136,7 +141,10 @@ async def _order(edge: Edge, request: Request, session: SessionName, what: str, 
     """Changes a session: input twice or a signal twice is not the same as once, so nothing is sent again."""
     route = await _live_route(edge, session)
     path = f"/v1/exec/{segment(session.session_id)}{what}"
-    call = NodeCall("POST", path, body=body, headers=forwarded(request.scope), again=what == "/close-stdin")
+    # The node itself waits for room in the process's input.
+    timeout = with_wait(limits.MAX_LONG_POLL if what == "/stdin" else 0.0)
+    again = what == "/close-stdin"
+    call = NodeCall("POST", path, body=body, headers=forwarded(request.scope), timeout=timeout, again=again)
     return Response(await edge.upstream.bytes(route.node, call), media_type=JSON)
 
 
@@ -161,7 +169,8 @@ class ExecStream:
         sandboxes = edge.services.sandboxes
         route = await sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
         path = f"/v1/exec/{segment(session.session_id)}/stream"
-        call = NodeCall("GET", path, {"after": query.after}, headers=forwarded(scope), timeout=IDLE_TIMEOUT)
+        after, headers = {"after": query.after}, forwarded(scope)
+        call = NodeCall("GET", path, after, headers=headers, timeout=IDLE_TIMEOUT, begin=CALL_TIMEOUT)
         await download(
             edge.upstream,
             route.node,

@@ -8,7 +8,7 @@ from gateway.proxy import Upload, download, upload
 from gateway.routes.context import edge_in, require_sandbox_id
 from gateway.routes.queries import FileQuery, read_query
 from gateway.services.ports import Route
-from gateway.upstream import IDLE_TIMEOUT, NodeCall, forwarded, segment
+from gateway.upstream import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
 
 
 class Files:
@@ -49,4 +49,5 @@ def _call(method: str, scope: Scope, route: Route, path: str, body: Upload | Non
         body.chunks() if body is not None else None,
         headers,
         timeout=IDLE_TIMEOUT,
+        begin=CALL_TIMEOUT if body is None else None,
     )

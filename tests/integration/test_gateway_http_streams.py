@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import socket
@@ -14,7 +15,10 @@ import aiohttp
 import pytest
 import requests
 
+from gateway import proxy, upstream
 from gateway.errors import ApiError
+from gateway.routes import exec, files
+from gateway.upstream import CALL_TIMEOUT, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import ExecOrder
@@ -39,6 +43,13 @@ def edge(shared: Edge) -> Edge:
 
 def call(edge: Edge, method: str, path: str, **more: Any) -> requests.Response:
     return requests.request(method, edge.url + path, headers=CLIENT, timeout=20, **more)
+
+
+@contextlib.contextmanager
+def stands_still() -> Iterator[str]:
+    """A node whose kernel takes connections and that itself never looks at them, as one that is stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 # -- exec -------------------------------------------------------------------------------------------------------------
@@ -232,6 +243,50 @@ def test_a_start_whose_outcome_is_unknown_is_not_retryable(edge: Edge, later: Re
     assert "not known" in body.error
     assert "retry-after" not in answer.headers
     assert [r.method for r in node.seen].count("POST") == 1
+
+
+def test_all_that_a_call_waits_for_is_less_than_clients_in_the_field_wait() -> None:
+    longest = with_wait(limits.MAX_LONG_POLL, CALL_TIMEOUT - exec.LOOK_TIMEOUT)
+    assert longest > limits.MAX_LONG_POLL
+    assert longest + exec.LOOK_TIMEOUT <= CALL_TIMEOUT < 30
+    assert limits.MAX_LONG_POLL < with_wait(limits.MAX_LONG_POLL) <= CALL_TIMEOUT
+    assert with_wait(0) == upstream.ANSWER_TIMEOUT
+
+
+def test_a_start_on_a_node_that_stands_still_tells_all_that_was_waited(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "ANSWER_TIMEOUT", 0.25)
+    monkeypatch.setattr(exec, "LOOK_TIMEOUT", 0.125)
+    with stands_still() as url:
+        edge.services.node_url = url
+        answer = call(edge, "POST", "/v1/sandboxes/box/exec?wait_seconds=0.25", json=OLD_SDK_EXEC)
+    body = body_of(answer)
+    assert (answer.status_code, body.code, body.retryable) == (504, ErrorCode.TIMEOUT, False)
+    assert "within 0.5 s" in body.error
+    assert "0.125 s more" in body.error
+    assert "not known" in body.error
+
+
+@pytest.mark.parametrize("path", [f"/v1/exec/{SESSION}/stream", f"{FILES}?path=/zeros-1"])
+def test_a_stream_from_a_node_that_stands_still_ends_before_its_first_byte(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    for module in (exec, files):
+        monkeypatch.setattr(module, "CALL_TIMEOUT", 0.25)
+    with stands_still() as url:
+        edge.services.node_url = url
+        body = body_of(call(edge, "GET", path))
+    assert (body.code, body.retryable) == (ErrorCode.TIMEOUT, True)
+    assert "within 0.25 s" in body.error
+
+
+def test_an_upload_to_a_node_that_takes_nothing_ends(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "IDLE_TIMEOUT", 0.25)
+    with stands_still() as url:
+        edge.services.node_url = url
+        body = body_of(call(edge, "PUT", f"{FILES}?path=/x", data=bytes(64 * limits.MIB)))
+    assert (body.code, body.retryable) == (ErrorCode.TIMEOUT, True)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -102,7 +102,13 @@ class OldSdk:
         return self.send("POST", path, json.dumps(payload).encode(), "application/json")
 
     def exec(self, sandbox_id: str, command: list[str], text: str | None = None) -> tuple[dict[str, Any], str]:
-        body = {"command": command, "env": {}, "working_dir": None, "stdin": text is not None, "tty": False}
+        body: dict[str, Any] = {
+            "command": command,
+            "env": {},
+            "working_dir": None,
+            "stdin": text is not None,
+            "tty": False,
+        }
         started = self.post(f"/v1/sandboxes/{quote(sandbox_id, safe='')}/exec", body)
         assert started.status == 201, started.body
         path = f"/v1/exec/{quote(started.json['session']['id'], safe='')}"
