@@ -17,6 +17,13 @@ from tests.scenario.autoscaler.worlds import Mutation, Violation, invented, play
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 WORLDS = 120
+SHORT = 300
+LATE = {
+    "the cap of a pool in euro is ignored": 53,
+    "the cap of the fleet in euro is ignored": 53,
+    "a closed node is deleted without proof": 15,
+}
+"""Worlds before these were seen to miss a bug, and are left out to save time."""
 
 
 def pools(**changes: object) -> Mutation:
@@ -130,22 +137,28 @@ PATCHES: dict[str, Patch] = {
 }
 
 
-def found(directory: Path, mutate: Mutation = lambda policy: policy) -> str | None:
+def found(directory: Path, name: str, mutate: Mutation = lambda policy: policy) -> str | None:
     """What the first world that notices says; nothing when none does."""
-    for seed in range(WORLDS):
+    for seed in range(LATE.get(name, 0), WORLDS):
         try:
-            play(directory, invented(seed), mutate, patience=300)
-        except (AssertionError, Violation) as error:
-            return str(error)
+            play(directory, invented(seed), mutate, patience=SHORT)
+        except Violation as violation:
+            return str(violation)
+        except AssertionError:
+            # It may only have needed longer; a wrong one never comes to rest.
+            try:
+                play(directory, invented(seed), mutate)
+            except (AssertionError, Violation) as error:
+                return str(error)
     return None
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_wrong_rule_is_found(tmp_path: Path, name: str) -> None:
-    assert found(tmp_path, POLICIES[name]), name
+    assert found(tmp_path, name, POLICIES[name]), name
 
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_wrong_code_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     PATCHES[name](monkeypatch)
-    assert found(tmp_path), name
+    assert found(tmp_path, name), name

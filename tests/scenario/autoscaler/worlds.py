@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar
 
+from autoscaler.core import naming
 from autoscaler.core.model import FleetPolicy, Intent, OfferKey, Order
 from autoscaler.simulator.journal import MemoryJournal
 from autoscaler.store.journal import Journal
@@ -122,6 +123,7 @@ class Audit:
     def __post_init__(self) -> None:
         self.born: dict[str, datetime] = {}
         self.deleted: list[str] = []
+        self.strays: set[str] = set()
 
     def __call__(self, name: str) -> None:
         """At every commit and call, before and after it."""
@@ -147,7 +149,7 @@ class Audit:
                 must(bool(operation), f"{machines} carry no operation")
                 must(len(machines) == 1, f"operation {operation} has {machines}")
             for name, machine in cloud.machines.items():
-                must(machine.gone_at is not None or name in names, f"{name} has no row")
+                must(machine.gone_at is not None or name in names | self.strays, f"{name} has no row")
 
     def creates(self, want: Create) -> None:
         """The row is there before the call, under the same name."""
@@ -241,6 +243,15 @@ class World:
         cloud, method = where
         self.fleet.clouds[cloud].lose_answer(method)
 
+    def do_stray(self, cloud: str) -> None:
+        """An instance of ours that no row knows, as a lost journal leaves it."""
+        operation = f"stray{len(self.fleet.audit.strays):07d}"
+        name = naming.instance_name(DEPLOYMENT, "cpu", operation)
+        labels = naming.labels(DEPLOYMENT, "cpu", "sandbox", operation)
+        self.fleet.audit.strays.add(name)
+        want = Create(name, operation, DEPLOYMENT, "cpu", "small", "here", "image", "", labels)
+        FakeProvider(self.fleet.clouds[cloud], DEPLOYMENT)._create(want)
+
     def do_vanish(self, number: int) -> None:
         if (found := self.nth(number)) is not None:
             found[0].vanish(found[1])
@@ -286,9 +297,11 @@ class World:
     def is_at_rest(self) -> bool:
         """One node, of the pool that keeps one, and nothing else anywhere."""
         gateway, rows = self.fleet.gateway, self.fleet.journal.open_intents()
-        machines = [name for cloud in self.fleet.clouds.values() for name in cloud.machines]
+        machines = [name for cloud in self.fleet.clouds.values() for name in cloud.running()]
+        everything = sum(len(cloud.machines) for cloud in self.fleet.clouds.values())
         return (
-            [(row.pool, row.state.value) for row in rows] == [("more", "ready")]
+            everything == 1
+            and [(row.pool, row.state.value) for row in rows] == [("more", "ready")]
             and machines == [rows[0].name]
             and [record.state for record in gateway.records.values()] == [NodeState.READY]
         )
@@ -344,6 +357,7 @@ def invented(seed: int, length: int = 25) -> list[Happening]:
         lambda: ("fault", (chance.choice(clouds), chance.choice(METHODS), chance.choice(KINDS), chance.choice(APPLIED))),  # noqa: E501 - one maker a line
         lambda: ("fault", (chance.choice(clouds), "create", ErrorKind.CAPACITY, Applied.NO)),
         lambda: ("lose", (chance.choice(clouds), chance.choice(METHODS))),
+        lambda: ("stray", chance.choice(clouds)),
         lambda: ("vanish", chance.randint(0, 3)),
         lambda: ("break", chance.randint(0, 3)),
         lambda: ("silence", chance.randint(0, 3)),
