@@ -3,6 +3,7 @@
 from typing import Final
 
 from autoscaler.core.packing import SLACK, vector
+from autoscaler.core.pools import PoolPolicy
 from gateway.wire.resources import Shape
 
 Amounts = tuple[float, ...]
@@ -14,6 +15,18 @@ ONE_BUILD: Final[Amounts] = (0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 def of_shape(shape: Shape) -> Amounts:
     """A sandbox, or what a node gives to sandboxes."""
     return (*vector(shape), 0.0)
+
+
+def of_node(pool: PoolPolicy, shape: Shape, builds: int) -> Amounts:
+    """What a node of a pool gives to jobs: its shape to sandboxes, places to builds, or both.
+
+    Args:
+        pool: whose role decides.
+        shape: what the node has for sandboxes.
+        builds: how many builds a builder runs at once.
+    """
+    given = of_shape(shape) if pool.hosts_sandboxes else ZERO
+    return plus(given, ONE_BUILD, builds) if pool.hosts_builds else given
 
 
 def plus(some: Amounts, more: Amounts, times: float = 1.0) -> Amounts:

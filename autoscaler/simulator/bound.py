@@ -44,8 +44,7 @@ def lower_bound(jobs: Sequence[Job], setup: Setup, policy: FleetPolicy) -> Bound
     """The bound for these jobs under these pools and prices."""
     work = amounts.ZERO
     for job in jobs:
-        need = amounts.ONE_BUILD if job.is_build else amounts.of_shape(job.shape)
-        work = amounts.plus(work, need, job.seconds / HOUR)
+        work = amounts.plus(work, job.needs, job.seconds / HOUR)
     gives, prices = _sold(setup, policy)
     given = [any(row[place] > 0 for row in gives) for place in range(len(RESOURCES))]
     # What nobody sells can be had at no price; a worth of zero leaves the proof whole.
@@ -63,12 +62,8 @@ def _sold(setup: Setup, policy: FleetPolicy) -> tuple[list[Amounts], list[float]
         for offer in setup.simulation.providers[pool.provider].offers:
             if pool.offers and (offer.type, offer.location) not in {(key.type, key.location) for key in pool.offers}:
                 continue
-            row = amounts.ZERO
-            if pool.hosts_sandboxes:
-                row = amounts.of_shape(expected_shape(World(), pool, offer.offer()))
-            if pool.hosts_builds:
-                row = amounts.plus(row, amounts.ONE_BUILD, setup.simulation.builds_per_node)
-            gives.append(row)
+            shape = expected_shape(World(), pool, offer.offer())
+            gives.append(amounts.of_node(pool, shape, setup.simulation.builds_per_node))
             prices.append(float(offer.price))
     return gives, prices
 

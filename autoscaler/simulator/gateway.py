@@ -53,7 +53,7 @@ class Host:
         if need[-1]:
             return not self.is_draining
         runs = (runtime is None or runtime in self.pool.runtimes) and isolation in self.pool.isolations
-        return runs and self.pool.hosts_sandboxes and not self.is_draining
+        return runs and not self.is_draining
 
 
 @dataclass
@@ -203,7 +203,7 @@ class SimulatedGateway:
         """A node comes, and takes what waits."""
         self._joined += 1
         node_id = f"node-{self._joined:06d}"
-        total = amounts.plus(amounts.of_shape(gives), amounts.ONE_BUILD, self.builds_per_node * pool.hosts_builds)
+        total = amounts.of_node(pool, gives, self.builds_per_node)
         record = NodeRecord(
             id=node_id,
             instance=instance,
@@ -310,9 +310,7 @@ class SimulatedGateway:
 
 
 def _kind(job: Job) -> Kind:
-    if job.is_build:
-        return amounts.ONE_BUILD, None, ""
-    return amounts.of_shape(job.shape), job.batch.runtime, job.batch.isolation
+    return (job.needs, None, "") if job.is_build else (job.needs, job.batch.runtime, job.batch.isolation)
 
 
 def _best(kind: Kind, hosts: Iterable[Host]) -> Host | None:

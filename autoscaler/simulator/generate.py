@@ -42,7 +42,7 @@ def agents_day() -> Trace:
     for quarter in range(96):
         weight = DAY_SHARES[quarter // 4] * (0.8 + 0.4 * chance.random())
         for share, seconds, cpus, memory, disk in kinds:
-            if count := round(weight * share * 0.6 + chance.random() - 0.5):
+            if count := round(weight * share * 1.5 + chance.random() - 0.5):
                 at = quarter * 15 * MINUTE
                 batches.append(
                     Batch(
@@ -53,11 +53,11 @@ def agents_day() -> Trace:
 
 
 def eval_sweep() -> Trace:
-    """An evaluation sweep: 40 images are built, and each is followed by the 100 tasks that run on it."""
+    """An evaluation sweep: 80 images are built, and each is followed by the 100 tasks that run on it."""
     batches: list[Batch] = []
     build = Spread(median=6 * MINUTE, sigma=0.3, least=2 * MINUTE, most=15 * MINUTE)
     task = Spread(median=18 * MINUTE, sigma=0.4, least=2 * MINUTE, most=45 * MINUTE)
-    for number in range(40):
+    for number in range(80):
         name = f"image-{number + 1}"
         batches.append(Batch(at=number * 3 * MINUTE, seconds=build, kind="build", name=name))
         batches.append(Batch(after=name, at=10.0, count=100, seconds=task, cpus=2, memory_mb=4096, disk_mb=10_240))

@@ -10,10 +10,8 @@ from autoscaler.core.supply import expected_shape
 from autoscaler.simulator import amounts
 from autoscaler.simulator.amounts import RESOURCES
 from autoscaler.simulator.bound import lower_bound
-from autoscaler.simulator.cloud import Machine
 from autoscaler.simulator.engine import Outcome
 from autoscaler.simulator.settings import Setup
-from autoscaler.simulator.trace import Job
 
 COST_GOAL = 1.3
 """Times the lower bound."""
@@ -97,7 +95,7 @@ def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) ->
         wait=wait,
         boot=boot,
         wait_ratio=wait.p95 / boot if boot else 0.0,
-        utilisation=_utilisation(outcome, policy),
+        utilisation=_utilisation(outcome, policy, setup.simulation.builds_per_node),
         boots=len(outcome.machines),
         deletes=sum(1 for machine in outcome.machines if machine.deleted_at is not None),
         refusals=sum(provider.refused for provider in outcome.providers.values()),
@@ -114,24 +112,14 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def _utilisation(outcome: Outcome, policy: FleetPolicy) -> dict[str, float]:
+def _utilisation(outcome: Outcome, policy: FleetPolicy, builds: int) -> dict[str, float]:
     pools = {pool.name: pool for pool in policy.pools}
     work, paid = amounts.ZERO, amounts.ZERO
     for job in outcome.jobs:
         if job.id in outcome.waits:
-            work = amounts.plus(work, needs(job), job.seconds)
+            work = amounts.plus(work, job.needs, job.seconds)
     for machine in outcome.machines:
         pool = pools[machine.pool]
-        if pool.hosts_sandboxes:
-            gives = amounts.of_shape(expected_shape(World(), pool, machine.offer.offer()))
-            paid = amounts.plus(paid, gives, _seconds(machine, outcome.ended_at))
+        gives = amounts.of_node(pool, expected_shape(World(), pool, machine.offer.offer()), builds)
+        paid = amounts.plus(paid, gives, max(0.0, machine.seconds(outcome.ended_at)))
     return {name: done / had for name, done, had in zip(RESOURCES, work, paid, strict=True) if had}
-
-
-def needs(job: Job) -> amounts.Amounts:
-    """What one job takes."""
-    return amounts.ONE_BUILD if job.is_build else amounts.of_shape(job.shape)
-
-
-def _seconds(machine: Machine, now: float) -> float:
-    return max(0.0, machine.seconds(now))

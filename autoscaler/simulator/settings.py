@@ -68,7 +68,7 @@ class SimulationSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    providers: dict[str, CloudSettings]
+    providers: dict[str, CloudSettings] = {}
     """One for each provider that pools name."""
     seed: int = 1
     """Of boot times and refusals."""
@@ -91,10 +91,10 @@ class Setup(BaseModel):
     @model_validator(mode="after")
     def _every_provider_is_described(self) -> Self:
         used = {pool.provider for pool in self.autoscaler.pools}
-        if unknown := sorted(used - set(self.simulation.providers)):
-            raise ValueError(f"[{TABLE}.providers.{unknown[0]}] is missing: what the cloud sells, and how it boots")
         if not used:
             raise ValueError("no pool: there is nothing to scale")
+        if unknown := sorted(used - set(self.simulation.providers)):
+            raise ValueError(f"[{TABLE}.providers.{unknown[0]}] is missing: what the cloud sells, and how it boots")
         return self
 
 

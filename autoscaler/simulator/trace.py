@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from autoscaler.simulator import amounts
+from autoscaler.simulator.amounts import Amounts
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 
@@ -103,6 +106,11 @@ class Job:
     def is_build(self) -> bool:
         """Whether it runs on a builder."""
         return self.batch.kind == "build"
+
+    @cached_property
+    def needs(self) -> Amounts:
+        """What it takes while it runs."""
+        return amounts.ONE_BUILD if self.is_build else amounts.of_shape(self.shape)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,12 @@
+"""The goals, on each trace that ships with the package."""
+
+import pytest
+
+from autoscaler.simulator import cli, trace
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", trace.shipped())
+def test_cost_and_waiting_are_near_what_is_possible(name: str) -> None:
+    summary, _ = cli.play(name, name)
+    assert summary.is_reached, cli.lines(summary)
