@@ -44,8 +44,8 @@ docs: python  ## write the tables of the documents anew from the code
 bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)
 
-soak: python engines  ## kill the daemons at random during 200 cycles; nothing may be lost or left
-	@$(VENV)/python -m pytest -q -m soak tests/chaos $(ARGS)
+soak: python engines  ## kill the daemons at random during 200 cycles, and play 2,000 worlds of the autoscaler
+	@$(VENV)/python -m pytest -q -m soak tests/chaos tests/scenario/autoscaler $(ARGS)
 
 setup: python engines tools  ## only the set-up
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from rich.table import Table
 from autoscaler import lock, main
 from autoscaler.bootstrap import ucloud_init_script
 from autoscaler.clock import Clock
+from autoscaler.core import money
 from autoscaler.reconcile import Report
 from autoscaler.settings import SettingsError, load_settings
 from autoscaler.simulator.cli import simulate
@@ -108,20 +110,42 @@ def events(
 
 @app.command()
 def pools(config: Config = None, as_json: AsJson = False) -> None:
-    """Show the pools of the settings, and how many instances each has."""
+    """Show the pools of the settings, how many instances each has, and what they cost."""
+    now = Clock().now()
     with _sentences():
         settings = load_settings(config)
         journal = main.open_journal(settings)
         try:
-            intents = journal.open_intents()
+            intents, spent = journal.open_intents(), journal.spent(now)
         finally:
             journal.close()
-    counts = {pool.name: sum(1 for intent in intents if intent.pool == pool.name) for pool in settings.pools}
+    mine = {pool.name: [intent for intent in intents if intent.pool == pool.name] for pool in settings.pools}
+    hourly = {name: money.rate(rows) for name, rows in mine.items()}
+    monthly = {name: spent.get(name, Decimal(0)) + money.cost_of_all(rows, now) for name, rows in mine.items()}
     if as_json:
-        _json([{**pool.model_dump(mode="json"), "instances": counts[pool.name]} for pool in settings.pools])
+        told = {
+            pool.name: {"instances": len(mine[pool.name]), "hourly": hourly[pool.name], "monthly": monthly[pool.name]}
+            for pool in settings.pools
+        }
+        _json([{**pool.model_dump(mode="json"), **told[pool.name]} for pool in settings.pools])
         return
-    rows = [(p.name, p.provider, p.role, f"{counts[p.name]} of {p.min}–{p.max}") for p in settings.pools]
-    _show(("pool", "provider", "role", "instances"), rows)
+    rows = [
+        (
+            pool.name,
+            pool.provider,
+            pool.role,
+            f"{len(mine[pool.name])} of {pool.min}–{pool.max}",
+            _capped(hourly[pool.name], pool.max_hourly),
+            _capped(monthly[pool.name], pool.max_monthly),
+        )
+        for pool in settings.pools
+    ]
+    _show(("pool", "provider", "role", "instances", "€/h", "€ this month"), rows)
+
+
+def _capped(euros: Decimal | None, cap: Decimal | None) -> str:
+    known = "unknown" if euros is None else f"{euros.normalize():f}"
+    return known if cap is None else f"{known} of {cap.normalize():f}"
 
 
 @app.command(name="release")
