@@ -32,7 +32,7 @@ class NodeBoot:
     settings: Mapping[str, object]
     """More keys of the node agent's settings file."""
     bundle_sha256: str = ""
-    """Digest of the gateway's bundle that a machine installs; kinds in `INSTALLING` need it."""
+    """Digest of the gateway's bundle that a machine installs; all kinds but those in `INSTALLED` need it."""
     default_route: str | None = None
     """Router of machines whose network tells them none."""
     resolvers: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class NodeBoot:
 
 
 class BootstrapError(Exception):
-    """There is no way to tell an instance of this provider anything; the message says what is missing."""
+    """An instance cannot be told what it needs; the message says what is missing."""
 
 
 def for_local(boot: NodeBoot) -> str:
@@ -157,22 +157,13 @@ RENDERERS: Final[Mapping[str, Callable[[NodeBoot], str]]] = {
     "hetzner": for_cloud_init,
     "ucloud": for_ucloud,
 }
-INSTALLING: Final = frozenset({"hetzner", "ucloud"})
-"""Kinds whose machines install the gateway's bundle."""
+INSTALLED: Final = frozenset({"local"})
+"""Kinds whose machines have the node agent already; all others install the gateway's bundle."""
 
 
 def renderer(kind: str) -> Callable[[NodeBoot], str]:
-    """What makes the user data for a kind of provider.
-
-    Raises:
-        BootstrapError: there is none.
-    """
-    try:
-        return RENDERERS[kind]
-    except KeyError:
-        raise BootstrapError(
-            f"instances of provider kind {kind!r} cannot be set up: no user data is known for it"
-        ) from None
+    """What makes the user data for a kind of provider: a cloud-init document for those of plugins."""
+    return RENDERERS.get(kind, for_cloud_init)
 
 
 def toml(values: Mapping[str, object]) -> str:

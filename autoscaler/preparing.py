@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import metadata
 from typing import Final
 
-from autoscaler.bootstrap import INSTALLING, NodeBoot, renderer
+from autoscaler.bootstrap import INSTALLED, NodeBoot, renderer
 from autoscaler.core.model import FleetPolicy
 from autoscaler.creating import Preparation
 from autoscaler.settings import AutoscalerSettings, PoolSettings
@@ -17,17 +17,13 @@ DIGITS: Final = 12
 
 
 def preparation(pool: PoolSettings, settings: AutoscalerSettings, gateway: GatewayClient) -> Preparation:
-    """The image and the user data of one pool.
-
-    Raises:
-        BootstrapError: instances of this kind of provider cannot be told anything.
-    """
+    """The image and the user data of one pool."""
     kind = _kind(pool, settings)
     render = renderer(kind)
 
     def user_data(instance: str, join_token: str) -> str:
         boot = _boot(pool, settings, instance, join_token)
-        return render(replace(boot, bundle_sha256=gateway.bundle().sha256) if kind in INSTALLING else boot)
+        return render(replace(boot, bundle_sha256=gateway.bundle().sha256) if kind not in INSTALLED else boot)
 
     return Preparation(pool.image, user_data)
 
@@ -36,7 +32,7 @@ def policy(settings: AutoscalerSettings) -> FleetPolicy:
     """The fleet as the policy sees it, with the digest of each pool that replaces what is out of date.
 
     Raises:
-        BootstrapError: as `preparation`.
+        BootstrapError: the user data of a pool is larger than its cloud takes.
     """
     fleet = settings.policy()
     specs = {pool.name: spec(pool, settings) if pool.replace_outdated else "" for pool in settings.pools}
@@ -46,7 +42,7 @@ def policy(settings: AutoscalerSettings) -> FleetPolicy:
 def spec(pool: PoolSettings, settings: AutoscalerSettings) -> str:
     """Digest of what instances of a pool are made from: image, user data, labels, and the release that they install."""
     kind = _kind(pool, settings)
-    installs = kind in INSTALLING
+    installs = kind not in INSTALLED
     user_data = renderer(kind)(replace(_boot(pool, settings, "", ""), bundle_sha256="0" * 64 if installs else ""))
     parts = [pool.image, user_data, pool.labels, _release() if installs else ""]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]

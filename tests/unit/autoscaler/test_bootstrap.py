@@ -112,7 +112,7 @@ def test_an_ordinary_document_is_far_below_the_limit() -> None:
     assert len(bootstrap.for_ucloud(BOOT).encode()) < bootstrap.MAX_LABEL / 2
 
 
-@pytest.mark.parametrize("kind", sorted(bootstrap.INSTALLING))
+@pytest.mark.parametrize("kind", ["hetzner", "ucloud", "fog"])
 def test_without_a_bundle_nothing_is_ordered(kind: str) -> None:
     with pytest.raises(BootstrapError, match="sandboxes gateway bundle"):
         bootstrap.renderer(kind)(replace(BOOT, bundle_sha256=""))

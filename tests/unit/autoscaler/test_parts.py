@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler import lock, release
-from autoscaler.bootstrap import BootstrapError, NodeBoot, for_local, renderer, toml
+from autoscaler.bootstrap import NodeBoot, for_cloud_init, for_local, renderer, toml
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.daemon import Daemon
 from autoscaler.execute import new_operation_id
@@ -195,9 +195,8 @@ def test_what_toml_here_cannot_say_is_refused() -> None:
         toml({"a": None})
 
 
-def test_a_kind_without_user_data_is_named() -> None:
-    with pytest.raises(BootstrapError, match="'fog'"):
-        renderer("fog")
+def test_machines_of_a_plugin_get_a_cloud_init_document() -> None:
+    assert renderer("fog") is for_cloud_init
 
 
 def test_operation_ids_fit_names_and_do_not_repeat() -> None:
