@@ -14,7 +14,7 @@ PANEL: Final = 190
 GAP: Final = 58
 LEFT: Final = 78
 RIGHT: Final = 70
-TOP: Final = 78
+TOP: Final = 90
 POINTS: Final = 800
 """Most points of a line: more cannot be told apart at this width."""
 INK: Final = "#222"
