@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from string import Template
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 import requests
@@ -251,16 +251,20 @@ node = {{ memory_mb = 2048, disk_mb = 4096 }}
             process.kill()
             process.wait(20)
 
-    def create(self, name: str) -> dict[str, Any]:
-        """A sandbox that runs.  A create that takes long is asked for again under its own id."""
-        body = {"id": name, "image": "fake", "command": ["sleep", "600"], "memory_mb": 64, "disk_mb": 64}
+    def ask(self, name: str, **spec: object) -> requests.Response:
+        """The answer to a create, which is asked for again under its own id where it takes long."""
+        body = {"id": name, "image": "fake", "command": ["sleep", "600"], "memory_mb": 64, "disk_mb": 64, **spec}
         for _ in range(3):
             answer = requests.post(f"{self.gateway.url}/v1/sandboxes", json=body, headers=self._headers, timeout=40)
             if answer.status_code != 503:
                 break
+        return answer
+
+    def create(self, name: str) -> None:
+        """A sandbox that runs."""
+        answer = self.ask(name)
         assert answer.status_code == 201, f"{answer.text}\n{self.log()}"
-        found: dict[str, Any] = answer.json()
-        return found
+        assert answer.json()["state"] == "running"
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         try:
@@ -328,3 +332,11 @@ def test_a_lost_answer_makes_one_machine(fleet: Fleet) -> None:
         fleet.client.delete_sandbox("one")
         fleet.until(lambda: fleet.cloud.here() == [], "the end of the idle machine")
     assert len(fleet.cloud.ever()) == len(fleet.nodes.booted) == 1
+
+
+def test_a_gpu_that_no_pool_has_is_refused_and_orders_nothing(fleet: Fleet) -> None:
+    with fleet.autoscaler():
+        answer = fleet.ask("with-gpu", gpus=1)
+        assert answer.status_code == 422, answer.text
+        assert "pool cpu" in answer.text and "gpus" in answer.text
+    assert fleet.cloud.ever() == []
