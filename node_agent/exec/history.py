@@ -1,5 +1,6 @@
 """What one session keeps: its events on disk and its totals.  Blocking; safe from any thread."""
 
+import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from node_agent.core.text import CharacterGate, cut
 from node_agent.exec.spool import HEADER_SIZE, Record, Spool
 from node_agent.runtime.base import Chunk
 from node_agent.runtime.base import Stream as Output
+
+log = logging.getLogger(__name__)
 
 
 class Budget(Protocol):
@@ -74,9 +77,9 @@ class History:
                 self._store(stream, gate.flush(), time)
 
     def note(self, stream: Stream, text: str, time: float, exit_code: int = 0) -> None:
-        """Stores an event that is not output."""
+        """Stores an event that is not output; without room for it the history counts as truncated."""
         with self._lock:
-            self._spool.append(stream, text.encode(), time, exit_code)
+            self._event(stream, text, time, exit_code)
 
     def read(self, after: int, limit: int, max_bytes: int) -> list[Record]:
         """See `Spool.read`."""
@@ -110,4 +113,12 @@ class History:
             f"output from here on is counted and not stored, because {why}; "
             f"stored: stdout {kept[Output.STDOUT]} bytes, stderr {kept[Output.STDERR]} bytes"
         )
-        self._spool.append("truncated", text.encode(), time)
+        self._event("truncated", text, time)
+
+    def _event(self, stream: Stream, text: str, time: float, exit_code: int = 0) -> None:
+        """A full disk costs events and never the process: the session's own state tells how it ended."""
+        try:
+            self._spool.append(stream, text.encode(), time, exit_code)
+        except OSError as error:
+            self._truncated = True
+            log.error("an event %s of a session could not be stored: %s", stream, error)

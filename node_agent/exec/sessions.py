@@ -199,11 +199,15 @@ class Sessions:
             created_at=now,
             updated_at=now,
         )
+        history = None
         try:
             history = self._store.open(order.session_id, wish.max_output_bytes)
             session = Session(first, history, self._store.meta(order.session_id), Bell(self._running_loop))
             session.save()
         except OSError as error:
+            if history is not None:
+                history.close()
+            self._store.remove(order.session_id, 0)
             raise ApiError(
                 ErrorCode.DISK_FULL,
                 f"the node has no room for the session's output: {error.strerror}",

@@ -9,6 +9,7 @@ import errno
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from node_agent.host import loop, mounts
+from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError, run
 from node_agent.runtime.base import RuntimeFailure
 
@@ -23,7 +25,6 @@ _IMAGE: Final = "volume.ext4"
 _POINT: Final = "volume"
 _FULL_BELOW: Final = MIB  # measured: with 400 KiB shown as free, ext4 already refuses the next block
 _KEPT_TEMPLATES: Final = 8
-_OUT_OF_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Volumes:
@@ -55,27 +56,22 @@ class Volumes:
             else:
                 self._make(volume, size_mb)
                 volume.mount(fresh=True)
-        except OSError as error:
-            code = ErrorCode.DISK_FULL if error.errno in _OUT_OF_SPACE else ErrorCode.INTERNAL
+        except (OSError, CommandError) as error:
+            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
             raise RuntimeFailure(code, f"volume of {size_mb} MiB in {directory}: {error}") from error
-        except CommandError as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"volume of {size_mb} MiB in {directory}: {error}") from error
         return volume
 
     def _make(self, volume: "Volume", size_mb: int) -> None:
         volume.directory.mkdir(parents=True, exist_ok=True)
-        partial = volume.image.with_suffix(".partial")
-        with self._lock:
+        with self._lock, _whole_or_gone(volume.image) as partial:
             _copy_sparse(self._template(size_mb), partial)
-        partial.rename(volume.image)
 
     def _template(self, size_mb: int) -> Path:
         path = self._templates / f"{size_mb}.ext4"
         if not path.exists():
             self._templates.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            _format(partial, size_mb)
-            partial.rename(path)
+            with _whole_or_gone(path) as partial:
+                _format(partial, size_mb)
             self._forget_old(path)
         os.utime(path)
         return path
@@ -141,6 +137,17 @@ class Volume:
         """Whether a writer inside would get ENOSPC now, for want of blocks or of inodes."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize < _FULL_BELOW or status.f_favail == 0
+
+
+@contextlib.contextmanager
+def _whole_or_gone(path: Path) -> Iterator[Path]:
+    """Where to write what becomes ``path`` at the end; after a failure it is gone, with the room that it took."""
+    partial = path.with_suffix(".partial")
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _format(path: Path, size_mb: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.volume import Volume, Volumes, remove_tree
 from node_agent.runtime.base import Order, RuntimeFailure
@@ -51,6 +52,13 @@ class Builder:
         Raises:
             RuntimeFailure: as `SandboxRuntime.create`; what was made stays for the caller to take down.
         """
+        try:
+            return self._up(order, image, ticket, inherited=inherited)
+        except OSError as error:
+            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
+            raise RuntimeFailure(code, f"sandbox {order.sandbox_id} did not start: {error}") from error
+
+    def _up(self, order: Order, image: Image, ticket: Ticket, *, inherited: bool) -> Record:
         name = self.containers.name(order.sandbox_id, order.generation)
         record = self.records.save(
             Record.of(order).but(

@@ -11,6 +11,7 @@ from gateway.wire.states import DeathReason
 from node_agent.host import accounts
 from node_agent.host import tools as programs
 from node_agent.host.accounts import Account
+from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.inside import read_below
 from node_agent.host.network import DEFAULT_RESOLVERS
@@ -51,7 +52,8 @@ def prepare(record: Record, volume: Volume, image: Image, inspected: dict[str, A
             account=account,
         )
     except (OSError, CommandError) as error:
-        raise RuntimeFailure(ErrorCode.INTERNAL, f"sandbox {record.sandbox_id}: {error}") from error
+        code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
+        raise RuntimeFailure(code, f"sandbox {record.sandbox_id}: {error}") from error
 
 
 def _declared(record: Record, volume: Volume, inspected: dict[str, Any], account: Account) -> dict[str, Path]:

@@ -4,6 +4,7 @@ Docker's labels say which containers are ours; the order itself holds secrets (i
 that only root can read.
 """
 
+import logging
 from pathlib import Path
 from typing import Final, Self
 
@@ -12,6 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.atomic import write_atomically
 from node_agent.runtime.base import Death, Order
+
+log = logging.getLogger(__name__)
 
 _FILE: Final = "record.json"
 _DELETED: Final = "deleted"
@@ -112,7 +115,11 @@ class Records:
         directory = self.directory(sandbox_id)
         if not directory.is_dir():
             return None
-        (directory / _DELETED).touch()
+        try:
+            (directory / _DELETED).touch()
+        except OSError as error:
+            # The mark only survives a crash of the agent; on a full disk it is the delete that makes room.
+            log.warning("sandbox %s: its delete could not be marked: %s", sandbox_id, error)
         return self._read(directory)
 
     def _read(self, directory: Path) -> Record | None:

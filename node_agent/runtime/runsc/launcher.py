@@ -11,6 +11,7 @@ from typing import Any
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.host import mounts
+from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import RuntimeFailure, Stream
 from node_agent.runtime.runsc.control import Pending
@@ -68,6 +69,8 @@ def _failed(places: Places, error: Exception) -> RuntimeFailure:
         message = f"sandbox {places.sandbox_id} needs more memory than memory_mb allows only to start: {said}"
         return RuntimeFailure(ErrorCode.START_ERROR, message, reason=DeathReason.OOM)
     message = f"sandbox {places.sandbox_id} did not start: {said}"
+    if out_of_space(error):
+        return RuntimeFailure(ErrorCode.DISK_FULL, f"{message}; the node's disk is full", reason=DeathReason.DISK_FULL)
     return RuntimeFailure(ErrorCode.START_ERROR, message, reason=DeathReason.START_ERROR)
 
 

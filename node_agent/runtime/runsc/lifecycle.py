@@ -1,6 +1,7 @@
 """Bringing one sandbox up and taking it down, step by step.  Callers serialize calls for one sandbox."""
 
 import contextlib
+import logging
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.host import accounts
+from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.network import Net, Networks
 from node_agent.host.tools import Tools
@@ -21,6 +23,8 @@ from node_agent.runtime.runsc.engine import Guard, Runsc
 from node_agent.runtime.runsc.inspection import View
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
+
+log = logging.getLogger(__name__)
 
 
 class NotStartableError(Exception):
@@ -63,16 +67,16 @@ def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Imag
     record = Record.of(order).but(
         image_id=image.id, image_digest=image.digest, image_env=image.env, inherited=inherited
     )
-    places.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    record.save(places.directory, durable=True)
     try:
+        places.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        record.save(places.directory, durable=True)
         record = _prepare(host, places, record, image, root)
+        _refuse_if_cancelled(guard, places)
+        network = record.net is not None
+        started = launcher.start(runsc, places, network=network, guard=guard)
+        return Running(settle_running(places, record, started.pid), started.pending)
     except (OSError, *_REFUSALS) as error:
         raise _not_started(places, error) from error
-    _refuse_if_cancelled(guard, places)
-    network = record.net is not None
-    started = launcher.start(runsc, places, network=network, guard=guard)
-    return Running(settle_running(places, record, started.pid), started.pending)
 
 
 def settle_running(places: Places, record: Record, pid: int) -> Record:
@@ -124,6 +128,8 @@ def _refuse_if_cancelled(guard: Guard, places: Places) -> None:
 
 def _not_started(places: Places, error: Exception) -> RuntimeFailure:
     message = f"sandbox {places.sandbox_id} did not start: {error}"
+    if out_of_space(error):
+        return RuntimeFailure(ErrorCode.DISK_FULL, f"{message}; the node's disk is full", reason=DeathReason.DISK_FULL)
     code = ErrorCode.INTERNAL if isinstance(error, OSError) else ErrorCode.START_ERROR
     return RuntimeFailure(code, message, reason=DeathReason.START_ERROR)
 
@@ -170,7 +176,11 @@ def fail(networks: Networks, places: Places, record: Record, failure: RuntimeFai
     take_down(networks, places, current)
     reason = failure.reason or DeathReason.START_ERROR
     death = Death(reason, None, failure.message, datetime.now(UTC))
-    current.but(state=EngineState.DEAD, net=None, sentry_pid=None, death=death).save(places.directory)
+    try:
+        current.but(state=EngineState.DEAD, net=None, sentry_pid=None, death=death).save(places.directory)
+    except OSError as error:
+        # The record still says that it is being created, so that its next start takes over the workspace all the same.
+        log.error("sandbox %s: its failed start could not be written down: %s", places.sandbox_id, error)
 
 
 def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Guard) -> Running:

@@ -1,5 +1,6 @@
 """Root file systems of images: unpacked once each, read-only, shared by all sandboxes."""
 
+import os
 import shutil
 import subprocess
 import threading
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.limits import MIB
 from gateway.wire.states import DeathReason
+from node_agent.host.disk import out_of_space, says_full
 from node_agent.host.images import Image, Images
 from node_agent.host.process import CommandError, run
 from node_agent.runtime.base import RuntimeFailure
 
 _UNPACK_TIMEOUT: Final = 1800.0
 _PARTIAL: Final = ".partial-"
+_LOG: Final = ".log"
 
 
 class RootFileSystems:
@@ -38,7 +42,7 @@ class RootFileSystems:
         """The unpacked root of ``image``; concurrent callers share one unpacking.
 
         Raises:
-            RuntimeFailure: ``IMAGE_ERROR``.
+            RuntimeFailure: ``IMAGE_ERROR``, or ``DISK_FULL`` of the host.
         """
         target = self._directory / image.id.removeprefix("sha256:")
         if target.is_dir():
@@ -54,6 +58,9 @@ class RootFileSystems:
         """Removes what an interrupted unpacking left; tells what."""
         gone = self._images.sweep_exports(self._owner) if self._directory.is_dir() else []
         for partial in self._directory.glob(f"{_PARTIAL}*"):
+            if partial.suffix == _LOG:
+                partial.unlink()
+                continue
             shutil.rmtree(partial)
             gone.append(f"half-unpacked image {partial}")
         return gone
@@ -67,7 +74,7 @@ class RootFileSystems:
             run(["sync", "--file-system", str(partial)], timeout=300)
             partial.rename(target)
         except (OSError, CommandError) as error:
-            raise _failure(image, str(error)) from error
+            raise _failure(image, str(error), full=out_of_space(error)) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # gone already where the rename succeeded
 
@@ -75,7 +82,7 @@ class RootFileSystems:
         """Feeds the engine's export to tar, which keeps owners, modes, links and attributes and stays inside."""
         deadline = time.monotonic() + _UNPACK_TIMEOUT
         command = ["tar", "-x", "-p", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-C", str(directory)]
-        with (directory.with_suffix(".log")).open("w+b") as log:
+        with (directory.with_suffix(_LOG)).open("w+b") as log:
             log_path = Path(log.name)
             tar = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
             try:
@@ -89,7 +96,10 @@ class RootFileSystems:
                 log_path.unlink()
             if code != 0:
                 log.seek(0)
-                raise _failure(image, f"tar could not unpack it: {log.read(2000).decode(errors='replace').strip()}")
+                said = log.read(2000).decode(errors="replace").strip()
+                # On a full disk tar's own words may find no room either.
+                full = says_full(said) or not _has_room(directory)
+                raise _failure(image, f"tar could not unpack it: {said or 'no room even to say why'}", full=full)
 
     def _feed(self, image: Image, tar: subprocess.Popen[bytes], deadline: float) -> None:
         stdin = tar.stdin
@@ -105,5 +115,13 @@ class RootFileSystems:
             return  # tar ended early and says why
 
 
-def _failure(image: Image, problem: str) -> RuntimeFailure:
+def _has_room(directory: Path) -> bool:
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize >= MIB and (status.f_files == 0 or status.f_favail > 0)
+
+
+def _failure(image: Image, problem: str, *, full: bool = False) -> RuntimeFailure:
+    if full:
+        sentence = f"image {image.id}: the node's disk is full: {problem}"
+        return RuntimeFailure(ErrorCode.DISK_FULL, sentence, reason=DeathReason.DISK_FULL)
     return RuntimeFailure(ErrorCode.IMAGE_ERROR, f"image {image.id}: {problem}", reason=DeathReason.IMAGE_ERROR)

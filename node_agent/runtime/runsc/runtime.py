@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
@@ -15,6 +15,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
 from node_agent.host import busybox, tools
+from node_agent.host.disk import out_of_space
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
 from node_agent.host.process import CommandError
@@ -104,7 +105,8 @@ class RunscRuntime(SandboxRuntime):
         try:
             provided = tools.provide(self._layout.tools)
         except (CommandError, OSError) as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"programs for the sandboxes: {error}") from error
+            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
+            raise RuntimeFailure(code, f"programs for the sandboxes: {error}") from error
         return lifecycle.Host(self._volumes, self._networks, provided, self._resolvers)
 
     def images(self) -> list[str]:
@@ -187,8 +189,13 @@ class RunscRuntime(SandboxRuntime):
     def delete(self, sandbox_id: str) -> None:
         slot, places = self._both(sandbox_id)
         slot.break_start()
-        with suppress(FileNotFoundError):  # nothing is here, or nothing yet
+        try:
             places.doom.touch()
+        except FileNotFoundError:
+            pass  # nothing is here, or nothing yet
+        except OSError as error:
+            # The mark only survives a crash of the agent; on a full disk it is the delete that makes room.
+            log.warning("sandbox %s: its delete could not be marked: %s", sandbox_id, error)
         # Calls that wait for the sandbox's kernel end with it, and let the lock go.
         places.kill()
         if not slot.lock.acquire(timeout=_DELETE_TIMEOUT):

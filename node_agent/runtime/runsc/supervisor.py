@@ -90,7 +90,11 @@ class Supervisor:
     def _bury(self, places: Places, record: Record, status: int | None) -> Record:
         """Writes the death, and frees all but the volume."""
         death = self._judge(places, status)
-        record.but(state=EngineState.DEAD, death=death).save(places.directory)
+        try:
+            record.but(state=EngineState.DEAD, death=death).save(places.directory)
+        except OSError as error:
+            # On a full disk, what follows makes room for the second writing.
+            log.error("sandbox %s: its death could not be written down yet: %s", places.sandbox_id, error)
         launcher.kill(places)
         if record.net is not None:
             self._networks.remove(record.net)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.wire import limits
 from gateway.wire.exec import Stream as Kind
-from node_agent.exec.history import History
+from node_agent.exec.history import History, Totals
 from node_agent.exec.spool import Record, Spool
 from node_agent.runtime.base import Chunk, Stream
 
@@ -134,6 +134,19 @@ def test_a_full_spool_truncates_and_says_so(tmp_path: Path) -> None:
     (record,) = history.read(0, ALL, ALL)
     assert record.stream == "truncated"
     assert b"spool is full" in record.data
+    history.close()
+
+
+def test_a_full_disk_costs_events_and_never_raises(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.symlink_to("/dev/full")
+    history = History(path, 1000, Plenty())
+    history.note("status", "started", 1.0)
+    history.output(Chunk(Stream.STDOUT, b"lost"), 2.0)
+    history.flush(3.0)
+    history.note("exit", "", 3.0)
+    assert history.totals == Totals(4, 0, truncated=True)
+    assert history.last_sequence == 0
     history.close()
 
 

@@ -1,0 +1,141 @@
+"""A node whose own disk is full: what cannot be done says so and leaves nothing, and works once there is room."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.limits import MIB
+from node_agent.runtime.base import RuntimeFailure
+from node_agent.runtime.runsc import RunscRuntime
+from tests.contract.runtime.lab import Lab
+from tests.engines import leftovers
+from tests.engines.dockerd import Daemon
+from tests.engines.images import TestImages
+
+DISK_MIB = 96
+
+
+@dataclass(frozen=True)
+class SmallNode:
+    """A runtime over a small file system of its own."""
+
+    lab: Lab
+    disk: Path
+
+    @contextlib.contextmanager
+    def full(self, leave: int = 0) -> Iterator[None]:
+        """All but ``leave`` bytes are taken."""
+        status = os.statvfs(self.disk)
+        ballast = self.disk / "ballast"
+        with ballast.open("wb") as file:
+            free = status.f_bavail * status.f_frsize - leave
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, max(1, free - MIB))
+            with contextlib.suppress(OSError):
+                while leave == 0 or os.statvfs(self.disk).f_bavail * status.f_frsize > leave:
+                    os.write(file.fileno(), bytes(4096))
+        try:
+            yield
+        finally:
+            ballast.unlink()
+
+    def files(self) -> set[str]:
+        """All that lies below the node's root."""
+        return {str(path.relative_to(self.lab.root)) for path in self.lab.root.rglob("*")}
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def node(docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
+    """A node with a disk of `DISK_MIB`."""
+    home = Path(tempfile.mkdtemp(prefix="sfd-", dir="/tmp"))
+    image, disk = home / "disk.ext4", home / "d"
+    with image.open("wb") as file:
+        file.truncate(DISK_MIB * MIB)
+    disk.mkdir()
+    _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
+    _run("mount", "-o", "loop", str(image), str(disk))
+    root = disk / "node"
+    root.mkdir()
+    tag = hashlib.sha256(str(root).encode()).hexdigest()[:8]
+    runtime = RunscRuntime(root, tag=tag, base_url=docker_daemon.url)
+    try:
+        runtime.probe()
+        lab = Lab(runtime, lambda: runtime, root, tag, test_images, {"runtime": "runsc", "isolation": "gvisor"})
+        yield SmallNode(lab, disk)
+        lab.delete_all()
+        runtime.sweep()
+        runtime.close()
+        assert leftovers.of_node(root, tag) == []
+    finally:
+        _run("umount", str(disk))
+        shutil.rmtree(home)
+
+
+def refused(node: SmallNode) -> RuntimeFailure:
+    with pytest.raises(RuntimeFailure) as caught:
+        node.lab.create()
+    return caught.value
+
+
+def test_an_image_that_finds_no_room(node: SmallNode) -> None:
+    before = node.files()
+    with node.full(leave=512 * 1024):
+        failure = refused(node)
+        assert failure.code is ErrorCode.DISK_FULL, failure.message
+        assert "disk is full" in failure.message
+        assert {path for path in node.files() - before if "partial" in path} == set()
+    with node.lab.sandbox() as box:
+        assert box.text("echo hi") == "hi"
+
+
+def test_a_sandbox_that_finds_too_little_room_leaves_nothing(node: SmallNode) -> None:
+    with node.lab.sandbox(disk_mb=16):
+        pass  # its image is unpacked from here on
+    before = node.files()
+    refusals = []
+    for kib in (0, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768):
+        with node.full(leave=kib * 1024):
+            try:
+                box = node.lab.create()
+            except RuntimeFailure as failure:
+                assert failure.code is ErrorCode.DISK_FULL, (kib, failure.message)
+                refusals.append(kib)
+            else:
+                node.lab.runtime.delete(box.id)
+            assert node.lab.runtime.found() == []
+            left = node.files() - before
+            assert all(path.endswith("64.ext4") for path in left if path != "ballast"), (kib, left)
+    assert 0 in refusals
+    assert len(refusals) > 2
+    with node.lab.sandbox() as box:
+        assert box.text("echo hi") == "hi"
+
+
+def test_what_runs_can_be_used_and_deleted_on_a_full_disk(node: SmallNode) -> None:
+    with node.lab.sandbox() as box:
+        with node.full():
+            assert box.text("echo hi") == "hi"
+            box.lab.runtime.delete(box.id)
+            assert node.lab.found(box.id) is None
+        assert node.lab.runtime.found() == []
+
+
+def test_a_death_on_a_full_disk_is_told(node: SmallNode) -> None:
+    with node.lab.sandbox(command=["sh", "-c", "while [ ! -e /workspace/go ]; do sleep 0.05; done; exit 7"]) as box:
+        box.text("touch /workspace/go.tmp && sync")
+        with node.full():
+            box.sh("mv /workspace/go.tmp /workspace/go")
+            assert node.lab.runtime.wait(box.id).exit_code == 7
