@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from gateway.errors import ApiError
 from gateway.services.ports import Clock
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class Background:
         while True:
             try:
                 await loop()
+            except ApiError as error:
+                log.error("%s broke: %s; it goes on in %s s", name, error.message, RESTART_AFTER)
             except Exception:
                 log.exception("%s broke; it goes on in %s s", name, RESTART_AFTER)
             await self._clock.sleep(RESTART_AFTER)
