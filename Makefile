@@ -45,7 +45,7 @@ bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)
 
 soak: python engines  ## kill the daemons at random during 200 cycles, and play 2,000 worlds of the autoscaler
-	@$(VENV)/python -m pytest -q -m soak tests/chaos tests/scenario/autoscaler $(ARGS)
+	@$(VENV)/python -m pytest -q -m soak tests/chaos tests/scenario/autoscaler tests/scenario/simulator $(ARGS)
 
 setup: python engines tools  ## only the set-up
 

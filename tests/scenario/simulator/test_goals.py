@@ -6,6 +6,7 @@ from autoscaler.simulator import cli, trace
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", trace.shipped())
 def test_cost_and_waiting_are_near_what_is_possible(name: str) -> None:
     summary, _ = cli.play(name, name)
