@@ -25,7 +25,7 @@ from autoscaler.bootstrap import ucloud_init_script
 from gateway.client import GatewayClient
 from gateway.services.bundle import sums_of
 from gateway.wire.bundle import BundleFile, BundleManifest
-from gateway.wire.states import NodeState
+from gateway.wire.states import NodeState, SandboxState
 from tests.fakes import hetzner
 from tests.fakes.booting import Booter, Machine
 from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
@@ -264,7 +264,7 @@ node = {{ memory_mb = 2048, disk_mb = 4096 }}
         """A sandbox that runs."""
         answer = self.ask(name)
         assert answer.status_code == 201, f"{answer.text}\n{self.log()}"
-        assert answer.json()["state"] == "running"
+        assert self.client.sandbox(name).state is SandboxState.RUNNING
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         try:
