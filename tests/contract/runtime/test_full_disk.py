@@ -60,7 +60,7 @@ def _run(*command: str) -> None:
 @pytest.fixture
 def node(docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
     """A node with a disk of `DISK_MIB`."""
-    home = Path(tempfile.mkdtemp(prefix="sfd-", dir="/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="sff-", dir="/tmp"))
     image, disk = home / "disk.ext4", home / "d"
     with image.open("wb") as file:
         file.truncate(DISK_MIB * MIB)
@@ -137,5 +137,6 @@ def test_a_death_on_a_full_disk_is_told(node: SmallNode) -> None:
     with node.lab.sandbox(command=["sh", "-c", "while [ ! -e /workspace/go ]; do sleep 0.05; done; exit 7"]) as box:
         box.text("touch /workspace/go.tmp && sync")
         with node.full():
-            box.sh("mv /workspace/go.tmp /workspace/go")
+            # In the background: the sandbox must not end before this exec is seen to.
+            box.sh("(sleep 0.3; mv /workspace/go.tmp /workspace/go) >/dev/null 2>&1 &")
             assert node.lab.runtime.wait(box.id).exit_code == 7

@@ -53,7 +53,8 @@ def test_sixteen_creates_of_one_sandbox_make_one(lab: Lab) -> None:
 def test_first_processs_end_is_told_with_its_exit_code(lab: Lab, code: int) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit {code}"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
-        box.text("touch /workspace/go")
+        # In the background: the sandbox must not end before this exec is seen to.
+        box.text("(sleep 0.3; touch /workspace/go) >/dev/null 2>&1 &")
         death = ending.result()
         found = lab.found(box.id)
 
