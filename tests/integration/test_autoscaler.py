@@ -54,6 +54,7 @@ gateway_url = "{self.gateway.url}"
 token_file = "{self.directory / "operator"}"
 state_dir = "{self.directory / "as"}"
 tick_seconds = 0.2
+heartbeat_seconds = 0.2
 [providers.local]
 {provider}
 [[pools]]
@@ -62,9 +63,23 @@ provider = "local"
 min = {least}
 max = {most}
 idle_seconds = {idle}
+pressure_percent = 100  # this machine's own load is no part of the test
 runtimes = ["runsc"]
 node = {{ memory_mb = 2048, disk_mb = 4096 }}
 """)
+
+    def insist(self, sandbox: str) -> requests.Response:
+        """Creates as clients do: what waits for room is asked for again."""
+        for _ in range(20):
+            answer = self.create_sandbox(sandbox)
+            if answer.status_code != 503:
+                break
+        return answer
+
+    def beginnings(self) -> int:
+        """How many processes have come as far as to look for the first time."""
+        log = self.directory / "as.log"
+        return log.read_text().count("pools, acting") if log.exists() else 0
 
     def start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "gateway.cli", "autoscaler", "run", "--config", str(self.config), "--execute"]
@@ -118,9 +133,11 @@ def scaled(tmp_path: Path) -> Iterator[Scaled]:
 
 def test_demand_boots_a_node_and_idleness_ends_it_whoever_dies(scaled: Scaled) -> None:
     with ThreadPoolExecutor(1) as pool:
-        creating = pool.submit(scaled.create_sandbox, "one")
+        creating = pool.submit(scaled.insist, "one")
         while not creating.done():
+            began = scaled.beginnings()
             scaled.start()
+            until(lambda known=began: scaled.beginnings() > known or creating.done(), "the autoscaler began")
             time.sleep(1.0)  # not awaited: the moment of death is to be any
             scaled.kill()
         assert creating.result().status_code == 201, creating.result().text
