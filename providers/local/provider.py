@@ -136,7 +136,10 @@ class LocalProvider(ComputeProvider):
             return Deleted.GONE
         # Whoever holds the lock acts on SIGTERM and on the marker; where nobody does, a new supervisor tears down.
         if not signal_holder(home.lock, signal.SIGTERM):
-            self._spawn(home)
+            try:
+                self._spawn(home)
+            except FileNotFoundError:  # the last supervisor ended in this moment, and took the directory with it
+                return Deleted.GONE
         return Deleted.ACCEPTED
 
     def connect(self, instance: Instance) -> Access | None:
