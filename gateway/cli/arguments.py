@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
 
 import typer
+from typer.core import TyperCommand
 
 from gateway.cli.access import TOKEN_VARIABLE, URL_VARIABLE, Access, find
 from gateway.cli.failure import CommandFailed
@@ -36,7 +37,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the sandbox.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of sandboxes.")]
 CommandArgument = Annotated[
-    list[str], typer.Argument(metavar="CMD", help="The command, after --; no shell is put around it.")
+    list[str], typer.Argument(metavar="CMD", help="The command; put -- before it.  No shell is put around it.")
 ]
 TimeoutOption = Annotated[
     float | None, typer.Option(min=0.001, metavar="SECONDS", help="Kill the command after this long; exit code 124.")
@@ -71,6 +72,21 @@ class FindAccess(Protocol):
 
     def __call__(self, *, scope: str = "client") -> Access:
         """The access, or CommandFailed."""
+
+
+class CommandAfterDashes(TyperCommand):
+    """A command that takes a command: a mistaken option is most often one of the latter's, without the ``--``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As any command; says what to do about an unknown option."""
+        dashes = "--" in args
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # By its name, because typer does not export the class; it is raised on in every case.
+            if type(error).__name__ == "NoSuchOption" and not dashes:
+                error.message = f"{error}; put -- before the command"  # type: ignore[attr-defined]
+            raise
 
 
 def with_access(command: Callable[..., None]) -> Callable[..., None]:

@@ -11,6 +11,7 @@ import typer
 from gateway.cli import copying, fleet, following, tables
 from gateway.cli.access import SERVICE_FAILED, failures
 from gateway.cli.arguments import (
+    CommandAfterDashes,
     CommandArgument,
     CpusOption,
     DiskOption,
@@ -34,6 +35,7 @@ from gateway.cli.arguments import (
     pairs,
     with_access,
 )
+from gateway.cli.failure import CommandFailed
 from gateway.cli.progress import waiting
 from ucloud_sandboxes_sdk import (
     AuthenticationError,
@@ -92,7 +94,7 @@ def run(
     wanted = {key: value for key, value in (shape | where | life).items() if value is not None}
     with failures(SERVICE_FAILED), following.ended_by_signals():
         spec = _spec(name, image, environment(env), pairs(label, "--label"), wanted)
-        with _sandbox_for(access().client(), spec, keep=keep) as sandbox:
+        with _sandbox_for(_service(access), spec, keep=keep) as sandbox:
             options: ExecOptions = {"timeout_seconds": timeout}
             code = _execute(sandbox, command, stdin=False, as_json=as_json, pass_interrupt=False, **options)
     if keep:
@@ -122,7 +124,7 @@ def exec_(
     Example:  tar -c src | sandboxes exec -i my-box -- tar -x
     """
     with failures(SERVICE_FAILED):
-        sandbox = SandboxHandle(access().client(), sandbox_id)
+        sandbox = SandboxHandle(_service(access), sandbox_id)
         code = _execute(
             sandbox,
             command,
@@ -178,6 +180,14 @@ def logs(
         for piece in client.iter_logs(sandbox_id, "stderr"):
             sys.stderr.buffer.write(piece)
         sys.stderr.buffer.flush()
+
+
+def _service(access: FindAccess) -> SandboxClient:
+    """The service's client; that none is known is no outcome of the command."""
+    try:
+        return access().client()
+    except CommandFailed as failure:
+        raise CommandFailed(failure.message, exit_code=SERVICE_FAILED) from failure
 
 
 def _spec(
@@ -247,4 +257,5 @@ def _execute(
 
 
 for _command in (run, exec_, fleet.ls, cp, logs, fleet.rm, fleet.pause, fleet.resume, fleet.restart, fleet.nodes):
-    app.command(_command.__name__.rstrip("_"))(with_access(_command))
+    _kind = CommandAfterDashes if _command in (run, exec_) else None
+    app.command(_command.__name__.rstrip("_"), cls=_kind)(with_access(_command))

@@ -406,6 +406,27 @@ def test_wrong_usage_is_2(cli: Cli, gateway: Gateway, words: tuple[str, ...]) ->
     assert gateway.requests == []
 
 
+@pytest.mark.parametrize("words", [("run", "busybox"), ("exec", "box")])
+def test_an_option_of_the_command_without_dashes_is_told_of_them(
+    cli: Cli, gateway: Gateway, words: tuple[str, ...]
+) -> None:
+    code, _, err = cli(*words, "python", "-c", "x")
+    assert code == 2
+    assert "No such option: -c; put -- before the command" in err
+    assert "put --" not in cli(*words, "--nonsense", "--", "true")[2]
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize("words", [("run", "busybox", "--", "true"), ("exec", "box", "--", "true")])
+def test_without_a_service_the_command_has_no_outcome(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("UCLOUD_SANDBOX_URL")
+    code, _, err = cli(words[0], "--state-dir", str(tmp_path), *words[1:])
+    assert code == 125
+    assert "set UCLOUD_SANDBOX_URL" in err
+
+
 @pytest.mark.parametrize("name", ["run", "exec", "ls", "cp", "logs", "rm", "pause", "resume", "restart", "nodes"])
 def test_every_help_has_an_example(cli: Cli, name: str) -> None:
     code, out, _ = cli(name, "--help")
