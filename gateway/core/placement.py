@@ -216,7 +216,8 @@ def _why_never(wanted: Wanted, short: list[str], total: Shape) -> str:
 
 
 def _compare(names: list[str], wanted: Shape, there: Shape) -> str:
-    return ", ".join(f"{name} {getattr(there, name):g} of {getattr(wanted, name):g}" for name in names)
+    # Twelve digits: MiB stay whole numbers, and the rounding error of added cores stays out.
+    return ", ".join(f"{name} {getattr(there, name):.12g} of {getattr(wanted, name):.12g}" for name in names)
 
 
 def _distance(wanted: Shape, total: Shape) -> tuple[int, float, float, float]:

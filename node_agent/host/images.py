@@ -16,6 +16,7 @@ from gateway.wire.states import DeathReason
 from node_agent.runtime.base import RuntimeFailure
 
 PULL_TIMEOUT: Final = 1800.0  # seconds for one image; the engine itself has no bound
+LOAD_IT: Final = "load it into the node's Docker engine, see docs/operations.md"
 OWNER: Final = "sandbox-fleet.export"  # label on the container behind an export
 _ENGINE_ERRORS: Final = (DockerException, requests.RequestException)
 
@@ -142,12 +143,11 @@ class Images:
         try:
             for line in self.client.pull(repository, tag=tag, stream=True, decode=True):
                 if "error" in line:
-                    raise _failure(reference, f"it is not in the local engine and the pull failed: {line['error']}")
+                    raise _failure(reference, _not_pulled(line["error"]))
                 if time.monotonic() > deadline:
                     raise _failure(reference, f"the pull took longer than {PULL_TIMEOUT:.0f} s")
         except _ENGINE_ERRORS as error:
-            problem = f"it is not in the local engine and the pull failed: {_cause(error)}"
-            raise _refused(reference, problem, error) from error
+            raise _refused(reference, _not_pulled(_cause(error)), error) from error
 
     def _pull_lock(self, reference: str) -> threading.Lock:
         with self._lock:
@@ -200,6 +200,10 @@ def _cause(error: Exception) -> str:
     if isinstance(error, APIError) and error.explanation:
         return str(error.explanation)
     return str(error)
+
+
+def _not_pulled(cause: str) -> str:
+    return f"it is not in the local engine and the pull failed: {cause.rstrip('. ')}; {LOAD_IT}"
 
 
 def _failure(reference: str, problem: str) -> RuntimeFailure:

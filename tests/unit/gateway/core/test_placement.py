@@ -95,6 +95,12 @@ def test_above_every_node_and_pool_it_never_fits() -> None:
     )
 
 
+def test_amounts_in_a_sentence_are_whole_numbers() -> None:
+    answer = place(Wanted(ONE.model_copy(update={"memory_mb": 10_000_000})), [room("n")])
+    assert isinstance(answer, NeverFits)
+    assert answer.reasons == ("node n: is too small: memory_mb 8192 of 10000000",)
+
+
 def test_a_pool_that_may_grow_is_waited_for() -> None:
     wanted = Wanted(ONE.model_copy(update={"memory_mb": 50_000}))
     assert isinstance(place(wanted, [room("n")], [ceiling(BIG)]), NoRoom)

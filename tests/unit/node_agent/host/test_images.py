@@ -107,6 +107,11 @@ def test_failed_pull_names_image_and_cause(engine: Engine, cause: str) -> None:
     assert cause in failure.value.message
 
 
+def test_image_that_cannot_be_pulled_may_be_loaded() -> None:
+    with pytest.raises(RuntimeFailure, match=r"manifest unknown; load it into .* see docs/operations\.md$"):
+        images(Engine(local=False, pulls=False)).resolve("app:3")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [
