@@ -4,20 +4,20 @@ SHELL := /bin/bash
 .PHONY: help up demo doctor test unit check format docs bench soak setup python engines tools clean
 
 VENV := .venv/bin
-# `pytest` arguments of your own, e.g.  make test ARGS='-k placement -x'
+# Arguments of your own for the command behind a target, e.g.  make up ARGS='--port 8391'  or  make test ARGS='-k placement -x'
 ARGS ?=
 
 help:  ## show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-up: python engines  ## start everything on this machine; Ctrl-C ends it clean
-	@exec $(VENV)/sandboxes up
+up: python engines  ## start everything on this machine; Ctrl-C ends it clean; ARGS='--port 8391' for another port
+	@exec $(VENV)/sandboxes up $(ARGS)
 
 demo: python engines  ## run the README's example in a real gVisor sandbox, then take everything down
-	@$(VENV)/sandboxes demo
+	@$(VENV)/sandboxes demo $(ARGS)
 
 doctor: python  ## what this machine has, what it lacks, and the cure
-	@$(VENV)/sandboxes doctor
+	@$(VENV)/sandboxes doctor $(ARGS)
 
 test: python engines  ## all tests but the long ones (root; real engines)
 	@$(VENV)/python -m pytest -q -m 'not soak' $(ARGS)

@@ -83,7 +83,12 @@ def first_sandbox(client: SandboxClient, docker_socket: Path) -> tuple[str, Sand
         return WANTED_IMAGE, *_timed_create(client, WANTED_IMAGE)
     except ImageError as error:
         say(f"{WANTED_IMAGE} cannot be had here: {error}")
-    say("making an image from Debian's packages instead (kept for the next time)")
+    kept = any(CACHE.glob("debian-python-*.tar"))
+    say(
+        "taking the image that an earlier demo made from Debian's packages instead"
+        if kept
+        else "making an image from Debian's packages instead (kept for the next time)"
+    )
     words = ("node", "demo-image", "--docker", f"unix://{docker_socket}", "--cache", str(CACHE))
     image = itself.call(*words, within=IMAGE_SECONDS).strip()
     say(f"the example runs with {image} in place of {WANTED_IMAGE}")

@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.failure import CommandFailed
 from gateway.cli.layout import DEFAULT_STATE_DIR, Layout, held
-from gateway.cli.stack import Stack
+from gateway.cli.stack import Access, Stack
 
 DEFAULT_PORT: Final = 8090
 
@@ -24,6 +24,23 @@ def say(line: str) -> None:
         print(f"sandboxes: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
 
 
+def how_to_use(access: Access, docker_socket: Path) -> str:
+    """What a person needs for the first sandbox, as lines that a shell takes where they are commands."""
+    engine = f"unix://{docker_socket}"
+    return (
+        f"URL             {access.url}\n"
+        f"client token    {access.client_token}\n"
+        f"operator token  {access.operator_token}\n"
+        f"images          pulled by the node's Docker engine, {engine}\n"
+        f"                without a registry:  docker -H {engine} load -i FILE\n"
+        f"                or a Debian image:   sandboxes node demo-image --docker {engine}\n\n"
+        f"export UCLOUD_SANDBOX_URL={access.url}\n"
+        f'export UCLOUD_SANDBOX_API_TOKEN="$(cat {access.client_token})"\n'
+        f'export PATH="{Path(sys.executable).parent}:$PATH"\n\n'
+        "Ctrl-C ends everything."
+    )
+
+
 @app.command()
 def up(
     state_dir: Annotated[
@@ -33,8 +50,9 @@ def up(
 ) -> None:
     """Start the whole service on this machine, in the foreground.
 
-    Ctrl-C ends it clean: sandboxes, node, gateway, and the Docker engine if it was started here.  After a SIGKILL the
-    next start over the same state directory takes over what is still there.
+    Ctrl-C ends it clean: sandboxes, node, gateway, and its own Docker engine.
+
+    After a SIGKILL the next start takes over what is still there.
     """
     layout = Layout(state_dir.absolute())
     layout.make()
@@ -43,14 +61,7 @@ def up(
         try:
             node = stack.start()
             say(f"node {node.id} is ready ({', '.join(runtime.name for runtime in node.runtimes)})")
-            typer.echo(
-                f"URL             {stack.access.url}\n"
-                f"client token    {stack.access.client_token}\n"
-                f"operator token  {stack.access.operator_token}\n\n"
-                f"export UCLOUD_SANDBOX_URL={stack.access.url}\n"
-                f'export UCLOUD_SANDBOX_API_TOKEN="$(cat {stack.access.client_token})"\n\n'
-                "Ctrl-C ends everything."
-            )
+            typer.echo(how_to_use(stack.access, stack.docker_socket))
             stack.wait()
         finally:
             problems = stack.end()
