@@ -95,6 +95,7 @@ class FieldError(Answer):
     field: str
     """Dotted path of the field, e.g. ``security.pids_limit``; empty for the body as a whole."""
     problem: str
+    """What is wrong with it."""
 
 
 class ErrorBody(Answer):
@@ -103,14 +104,24 @@ class ErrorBody(Answer):
     error: str
     """One sentence: what happened, to what, and what to do next."""
     code: ErrorCode
+    """One of the closed list; decide by it."""
     retryable: bool = False
+    """Whether the same call may succeed later, and does no harm."""
     fields: list[FieldError] | None = None
+    """Each part of the request that was refused."""
     sandbox_id: str | None = None
+    """The sandbox that the error is about."""
     state: str | None = None
+    """Its state."""
     reason: str | None = None
+    """Why it ended."""
     reasons: list[str] | None = None
     """Why no node took the sandbox, one sentence a node or pool."""
     pending_resources: Shape | None = None
+    """All that waits for room."""
     requested_resources: Shape | None = None
+    """What this create asked for."""
     maximum_resources: Shape | None = None
+    """The largest that any node, present or possible, has."""
     request_id: str | None = None
+    """As in ``X-Request-Id``, and in the logs."""

@@ -22,6 +22,7 @@ class ExecRequest(Request):
     """Starts a process in a running sandbox.  No shell is put around ``command``."""
 
     command: list[Argument] = Field(min_length=1, max_length=65536)
+    """Program and arguments; for a shell, name one: ``["sh", "-c", "..."]``."""
     env: dict[str, Argument] = Field(default={}, max_length=limits.MAX_ENV_ENTRIES)
     """Added to the sandbox's own."""
     working_dir: str | None = Field(default=None, max_length=limits.MAX_PATH_BYTES)
@@ -29,6 +30,7 @@ class ExecRequest(Request):
     stdin: bool = False
     """Whether input will follow.  Without it the process reads an empty stdin."""
     tty: Literal[False] = False
+    """Only ``false`` is served."""
     timeout_seconds: float | None = Field(default=None, gt=0, le=limits.MAX_EXEC_TIMEOUT)
     """Kills the whole process group when it runs out; the output so far stays readable."""
     user: UserName | None = None
@@ -48,11 +50,17 @@ class ExecEvent(Answer):
     """One thing that happened in a session."""
 
     sequence: int
+    """From 1, without gaps."""
     stream: Stream
+    """What kind of event."""
     data: str = ""
+    """Output as text, or a sentence; empty for some kinds."""
     data_base64: str | None = None
+    """The exact bytes of output that is not UTF-8; null otherwise."""
     exit_code: int | None = None
+    """On ``exit`` only; null where the process's end is not known."""
     created_at: Timestamp
+    """By the node's clock."""
 
     @classmethod
     def of_bytes(cls, sequence: int, stream: Stream, data: bytes, created_at: Timestamp) -> "ExecEvent":
@@ -77,32 +85,46 @@ class ExecSession(Answer):
     """Where a session stands."""
 
     id: str
+    """``exec-<32 hex>.<generation>.<sandbox id>``."""
     sandbox_id: str
+    """Where it runs."""
     generation: int
+    """Of the sandbox."""
     command: list[str]
+    """As asked for."""
     working_dir: str | None = None
+    """As asked for; null for the sandbox's own."""
     status: ExecStatus
+    """``running``, ``exited`` or ``failed``."""
     exit_code: int | None = None
     """As a shell reports it: 128 + n after signal n; 124 after a timeout; null while it runs."""
     signal: int | None = None
     """The signal that ended the process."""
     timed_out: bool = False
+    """Whether ``timeout_seconds`` ran out."""
     stdin_open: bool = False
+    """Whether it still takes input."""
     stdout_bytes: int = 0
     """True totals, also when storage was cut at ``max_output_bytes``."""
     stderr_bytes: int = 0
+    """As ``stdout_bytes``."""
     truncated: bool = False
+    """Whether some output was counted and not stored."""
     last_sequence: int = 0
+    """Number of the newest event; 0 before the first."""
     error: str | None = None
     """Why a session failed, when it did not end by itself."""
     created_at: Timestamp
+    """When it was asked for."""
     updated_at: Timestamp
+    """When the session last changed."""
 
 
 class ExecEnvelope(Answer):
     """Answer to start, get, stdin, close-stdin and signal."""
 
     session: ExecSession
+    """As it stands now."""
 
 
 class ExecEvents(Answer):
@@ -112,22 +134,29 @@ class ExecEvents(Answer):
     """
 
     session: ExecSession
+    """As it stood when the events were read."""
     events: list[ExecEvent]
+    """At most ``limit``; empty where nothing came in time."""
 
 
 class StreamLine(Answer):
     """One line of the NDJSON stream: an event, or the session (last, and as a sign of life while nothing happens)."""
 
     event: ExecEvent | None = None
+    """The next event."""
     session: ExecSession | None = None
+    """On the last line in its final status; before that a sign of life."""
 
 
 class StdinRequest(Request):
     """Input for the process: text, or exact bytes as base64."""
 
     data: str = ""
+    """Text."""
     data_base64: str | None = None
+    """Exact bytes, instead of ``data``."""
     eof: bool = False
+    """Whether to end the input after this."""
 
     @model_validator(mode="after")
     def _decodes(self) -> Self:
@@ -147,3 +176,4 @@ class SignalRequest(Request):
     """A signal for the process group of a session."""
 
     signal: int = Field(default=15, ge=1, le=64)
+    """Its number on Linux, such as 2 (INT), 9 (KILL) or 15 (TERM)."""

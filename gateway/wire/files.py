@@ -9,6 +9,10 @@ class PutFileAnswer(Answer):
     """A file was written whole, and replaced what was there in one step."""
 
     ok: bool = True
+    """Always true."""
     sandbox_id: str
+    """Where it was written."""
     path: str
+    """As asked for."""
     size: int
+    """Bytes."""

@@ -19,19 +19,28 @@ class RuntimeReport(Request):
     """One engine of a node and what it can do."""
 
     name: RuntimeName
+    """Which engine."""
     version: str
+    """As the engine tells it."""
     isolations: list[Isolation]
+    """What it can do."""
     pause: bool = False
+    """Whether it can freeze a sandbox."""
     checkpoint: bool = False
+    """Whether it can store a sandbox."""
     gpus: bool = False
+    """Whether it can give GPUs to a sandbox."""
 
 
 class Pressure(Request):
     """Share of the last 10 s, in percent, in which some task waited (Linux PSI ``some avg10``); null without PSI."""
 
     cpu: float | None = None
+    """Waited for a core."""
     memory: float | None = None
+    """Waited for memory."""
     io: float | None = None
+    """Waited for the disk."""
 
 
 class BootStages(Request):
@@ -142,8 +151,11 @@ class JoinTokenRequest(Request):
     """Asks for a join token that one instance may use once."""
 
     instance: str
+    """Name of the one machine that may use it."""
     pool: str
+    """The pool that the machine belongs to."""
     ttl_seconds: int = Field(default=3600, ge=1, le=86400)
+    """How long it is good for."""
     operation_id: str | None = Field(default=None, min_length=1, max_length=128)
     """The order of this very instance.  A token for another operation of the same instance ends all older ones."""
 
@@ -152,28 +164,42 @@ class JoinToken(Answer):
     """A join token; the secret is told once."""
 
     token: str
+    """The secret; told this once."""
     instance: str
+    """As asked for."""
     expires_at: Timestamp
+    """It is refused after this."""
 
 
 class NodeRecord(Answer):
     """A node as the gateway knows it."""
 
     id: str
+    """Made at registration."""
     instance: str
+    """Its machine, as the provider knows it."""
     pool: str
+    """The pool that it belongs to."""
     state: NodeState
+    """Where it stands."""
     node_url: str
+    """Where the gateway reaches its agent."""
     agent_version: str
+    """Of its node agent."""
     total: Shape
+    """What it has for sandboxes."""
     reserved: Shape
     """Sum of the shapes of all sandboxes that the gateway has placed there."""
     runtimes: list[RuntimeReport]
+    """Its engines."""
     pressure: Pressure = Pressure()
+    """As last told."""
     sandboxes: int
     """How many sandboxes have a row there that is not deleted."""
     registered_at: Timestamp
+    """When it introduced itself."""
     heartbeat_at: Timestamp | None = None
+    """When it last told of itself; null before the first time."""
     idle_since: Timestamp | None = None
     """Since when no sandbox is there; null while one is."""
     operation_id: str | None = None
@@ -186,18 +212,21 @@ class NodeList(Answer):
     """All nodes that are not gone."""
 
     nodes: list[NodeRecord]
+    """Each as the gateway knows it."""
 
 
 class DrainRequest(Request):
     """Closes (or opens again) a node for new sandboxes; what runs there goes on."""
 
     draining: bool = True
+    """``false`` opens it again."""
 
 
 class NodeEnvelope(Answer):
     """Answer to drain and remove."""
 
     node: NodeRecord
+    """As it stands now."""
 
 
 # -- gateway to node --------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ class Shape(WireModel):
     disk_mb: int = Field(default=0, ge=0)
     """MiB of writable disk."""
     gpus: int = Field(default=0, ge=0)
+    """Whole devices."""
     slots: int = Field(default=0, ge=0)
     """How many sandboxes: 1 for a sandbox, the most that it may run for a node."""
 

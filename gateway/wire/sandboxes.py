@@ -53,11 +53,15 @@ class Security(Request):
     user: UserName | None = limits.DEFAULT_USER
     """``uid[:gid]`` or a name known in the image; ``null`` takes the image's own user."""
     cap_drop: list[Capability] = ["ALL"]
+    """Linux capabilities to take away; ``ALL`` takes all."""
     cap_add: list[Capability] = []
+    """Linux capabilities to give back after ``cap_drop``, such as ``NET_BIND_SERVICE``."""
     no_new_privileges: bool = True
+    """Programs with the setuid bit give no more rights."""
     pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=1, le=limits.MAX_PIDS)
     """Most processes and threads at once; ``null`` leaves only the node's own bound."""
     read_only_rootfs: bool = False
+    """Only the workspace and the in-memory file systems can be written."""
     init: bool = True
     """Reap orphaned processes: a small init (tini) becomes the parent of the first process."""
 
@@ -73,6 +77,7 @@ class Filesystem(Request):
     enforce_disk_quota: bool = False
     """Accepted for older clients.  The quota is always enforced here."""
     workspace_path: AbsolutePath = limits.DEFAULT_WORKSPACE
+    """Where the workspace is mounted: absolute, without ``..``. It survives a restart."""
     tmpfs_mb: int = Field(default=limits.DEFAULT_TMPFS_MB, ge=1, le=65536)
     """MiB of /tmp held in memory; counts against the sandbox's memory."""
     run_tmpfs_mb: int = Field(default=limits.DEFAULT_RUN_TMPFS_MB, ge=1, le=65536)
@@ -90,11 +95,17 @@ class Ssh(Request):
     """Accepted for older clients; only ``enabled: false`` is served."""
 
     enabled: Literal[False] = False
+    """Only ``false`` is served."""
     user: str = "root"
+    """Not used."""
     host: str = "127.0.0.1"
+    """Not used."""
     host_port: int | None = None
+    """Not used."""
     container_port: int = 22
+    """Not used."""
     authorized_keys: list[str] = []
+    """Not used."""
 
 
 def generated_id() -> str:
@@ -108,18 +119,23 @@ class SandboxSpec(Request):
     id: SandboxId = Field(default_factory=generated_id)
     """Absent, the service makes one and tells it in the answer.  Only a create that names its id can be sent again."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
+    """Reference of a container image, such as ``docker.io/library/debian:12``."""
     command: list[Argument] = Field(default=[], max_length=4096)
     """The first process; empty takes the image's own, and a sandbox of an image without one just stays up."""
     env: dict[str, Argument] = Field(default={}, max_length=limits.MAX_ENV_ENTRIES)
+    """Variables of the first process and of every exec; they are told in every answer about the sandbox."""
     working_dir: AbsolutePath | None = None
     """``null`` takes the image's, and the workspace where the image says nothing or ``/``."""
     cpus: float = Field(default=limits.DEFAULT_CPUS, gt=0, le=limits.MAX_CPUS)
+    """Cores; fractions are fine."""
     memory_mb: int = Field(default=limits.DEFAULT_MEMORY_MB, ge=limits.MIN_MEMORY_MB, le=limits.MAX_MEMORY_MB)
+    """MiB for all processes together, /tmp included; going over it ends the whole sandbox: ``oom``."""
     disk_mb: int = Field(default=limits.DEFAULT_DISK_MB, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
     """MiB that the writable layer and the workspace may take together."""
     gpus: int | Annotated[str, StringConstraints(pattern=r"^(all|device=[A-Za-z0-9,:-]{1,512})$")] = 0
     """As ``docker run --gpus``: a count, ``all``, or ``device=0,1``."""
     network: Network = "none"
+    """``none``: loopback only; ``bridge``: the internet, and no private network."""
     ttl_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
     """Counted from acceptance; the sandbox is deleted when it runs out."""
     idle_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
@@ -127,13 +143,19 @@ class SandboxSpec(Request):
     runtime: RuntimeName | None = None
     """``null`` lets the service choose: docker where GPUs or runc are asked for, runsc otherwise."""
     isolation: Isolation = "gvisor"
+    """``gvisor``, or ``runc`` for an ordinary container, which needs the docker runtime."""
     ssh: Ssh | None = None
+    """Accepted for older clients; only ``null`` and ``enabled: false`` are served."""
     security: Security = Security()
+    """What its processes may do; see `Security`."""
     filesystem: Filesystem = Filesystem()
+    """Workspace and in-memory file systems; see `Filesystem`."""
     labels: dict[str, str] = Field(default={}, max_length=limits.MAX_LABELS)
+    """Yours, to find it again; a list asks for them."""
     parkable: bool = False
     """Accepted for older clients: every sandbox here can be paused."""
     managed_process: Literal[False] = False
+    """Accepted for older clients; only ``false`` is served."""
 
     @field_validator("gpus")
     @classmethod
@@ -207,33 +229,52 @@ class SandboxRecord(Answer):
     """What the service knows about one sandbox."""
 
     id: str
+    """The spec's, or one that the service made."""
     generation: int
     """Counts incarnations of the id, from 1."""
     image: str
+    """As in the spec."""
     image_digest: str | None = None
+    """What the reference led to; null until the node has told it."""
     labels: dict[str, str] = {}
+    """As in the spec."""
     spec: SandboxSpec
+    """What was asked for, defaults filled in."""
     spec_hash: str
+    """Hex SHA-256 of ``spec``: equal specs, equal digests."""
     state: SandboxState
+    """Where it stands."""
     reason: DeathReason | None = None
+    """Why it ended; null while it has not."""
     detail: str | None = None
     """A sentence for people that goes with ``reason``."""
     exit_code: int | None = None
+    """Of its first process; null while that runs, and where it is not known."""
     runtime: RuntimeName | None = None
+    """The engine that runs it; null until it is known."""
     isolation: Isolation | None = None
+    """What stands between it and the node's kernel; null until it is known."""
     node_id: str | None = None
+    """Where it is; null while no node was chosen."""
     operation_id: str
+    """The service's last order about it."""
     created_at: Timestamp
+    """When it was accepted."""
     updated_at: Timestamp
+    """When the record last changed."""
     started_at: Timestamp | None = None
+    """When its first process began; null before."""
     ended_at: Timestamp | None = None
+    """When it ended; null before."""
     expires_at: Timestamp | None = None
+    """When ``ttl_seconds`` runs out; null without."""
 
 
 class SandboxEnvelope(Answer):
     """Answer to create, get, pause, resume and restart."""
 
     sandbox: SandboxRecord
+    """As it stands now."""
     recovered: bool = False
     """True when the create found the sandbox already there."""
 
@@ -242,31 +283,43 @@ class SandboxList(Answer):
     """One page of sandboxes, oldest first."""
 
     sandboxes: list[SandboxRecord]
+    """May be fewer than ``limit`` where the specs are large; only ``next_cursor`` tells whether there are more."""
     next_cursor: str | None = None
-    """Pass as ``cursor`` to read on; absent on the last page."""
+    """Pass as ``cursor`` to read on; null on the last page."""
 
 
 class DeleteAnswer(Answer):
     """Answer to delete; ``deleted`` is false when nothing of that id was there."""
 
     ok: bool = True
+    """Always true."""
     deleted: SandboxRecord | Literal[False]
+    """The record, in state ``deleted`` or still ``deleting``; ``false`` where there was none."""
 
 
 class Usage(Answer):
     """What a running sandbox uses now."""
 
     memory_mb: float
+    """MiB."""
     cpu_seconds: float
+    """CPU time since it started."""
     disk_mb: float
+    """MiB of its writable disk."""
     pids: int
+    """Processes and threads."""
 
 
 class LogChunk(Answer):
     """A piece of the first process's output.  ``data`` is base64; ``eof`` means caught up, not finished."""
 
     stream: Literal["stdout", "stderr"]
+    """Which output."""
     offset: int
+    """Of the first byte of ``data``."""
     next_offset: int
+    """Pass as ``offset`` to read on."""
     data: str
+    """Base64; empty where nothing is there yet."""
     eof: bool
+    """Caught up; a running process may still write more."""

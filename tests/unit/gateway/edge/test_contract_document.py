@@ -33,8 +33,18 @@ def test_the_page_is_that_of_the_code() -> None:
 
 def test_every_table_of_the_page_is_made() -> None:
     page = api.PAGE.read_text()
-    assert page.count("<!-- end -->") == len(api.MODELS) + 3
+    assert page.count("<!-- end -->") == len(api.MODELS) + 4
     assert not re.search(r"<!-- (\w+) -->\n<!-- end -->", page)
+
+
+def test_every_field_is_explained_and_every_type_is_on_the_page() -> None:
+    page = api.PAGE.read_text()
+    for group in api.MODELS.values():
+        for model in group:
+            bare = [row for row in api.fields_of(model).splitlines() if row.endswith("|  |")]
+            assert not bare, f"{model.__name__}: a docstring below the field says what it is"
+    headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", page, flags=re.MULTILINE)}
+    assert set(re.findall(r"\]\(#(\w+)\)", page)) <= headings
 
 
 def test_every_route_is_in_the_document_and_nothing_else() -> None:
