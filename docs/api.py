@@ -66,6 +66,8 @@ MODELS: Final[dict[str, tuple[type[WireModel], ...]]] = {
     ),
     "tokens": (tokens.TokenRequest, tokens.TokenCreated, tokens.TokenList, tokens.TokenRecord),
 }
+# Sent without the keys that have no value; every other answer carries them as null.
+SPARSE: Final = {wire_errors.ErrorBody, exec.StreamLine}
 # Name -> value -> what it means; ``values`` refuses a list that is not the code's.
 VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
     "SandboxState": (
@@ -96,7 +98,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "image_error": "the image cannot be had or used",
             "start_error": "it could not be started",
             "node_lost": "its node gave no sign of life for `LOST_AFTER` seconds, or was removed",
-            "evicted": "its node took it away",
+            "evicted": "its container was taken away by hand, or it never found room",
         },
     ),
     "Network": (get_args(sandboxes.Network), {"none": "loopback only", "bridge": "the internet over IPv4"}),
@@ -141,7 +143,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
     "Scope": (
         tokens.Scope,
         {
-            "client": "works with sandboxes",
+            "client": "works with sandboxes, and asks for capacity ahead",
             "operator": "may do everything",
             "node": "one node's own; made by registration only",
         },
@@ -239,27 +241,28 @@ def fields_of(model: type[WireModel]) -> str:
         else ["| field | type | what |", "|---|---|---|"]
     )
     for name, part in schema["properties"].items():
-        cells = [f"`{name}`", type_of(part, schema.get("$defs", {}))]
+        kind = type_of(part)
+        cells = [f"`{name}`", kind.replace("`null`", "absent") if model in SPARSE else kind]
         if asked:
             cells.append(_default(part, required=name in schema.get("required", ())))
         lines.append(f"| {' | '.join([*cells, _cell(told[name])])} |")
     return "\n".join(lines) + "\n"
 
 
-def type_of(part: dict[str, Any], shapes: dict[str, Any]) -> str:
+def type_of(part: dict[str, Any]) -> str:
     """A JSON schema in words: the type, and what its values are held to."""
     if "$ref" in part:
         name = part["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in part:
-        return " or ".join(type_of(choice, shapes) for choice in part["anyOf"])
+        return " or ".join(type_of(choice) for choice in part["anyOf"])
     if "const" in part or "enum" in part:
         return " or ".join(f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in _listed(part))
     match part["type"]:
         case "array":
-            return f"list of {type_of(part['items'], shapes)}{_range(part, 'minItems', 'maxItems', ' entries')}"
+            return f"list of {type_of(part['items'])}{_range(part, 'minItems', 'maxItems', ' entries')}"
         case "object":
-            value = type_of(part["additionalProperties"], shapes)
+            value = type_of(part["additionalProperties"])
             return f"map of string to {value}{_range(part, 'minProperties', 'maxProperties', ' entries')}"
         case "string" if part.get("format") == "date-time":
             return "time"

@@ -58,7 +58,7 @@ class ExecEvent(Answer):
     data_base64: str | None = None
     """The exact bytes of output that is not UTF-8; null otherwise."""
     exit_code: int | None = None
-    """On ``exit`` only; null where the process's end is not known."""
+    """The session's, on ``exit`` only; null on every other event."""
     created_at: Timestamp
     """By the node's clock."""
 
