@@ -142,7 +142,7 @@ def test_two_supervisors_of_one_instance_are_one(bench: Bench) -> None:
 
 
 def test_an_instance_whose_creator_died_before_its_start_is_started_by_the_next_create(bench: Bench) -> None:
-    record = bench.provider._record(bench.order())
+    record = bench.provider._record(bench.order(), None)
     Home.make(bench.root / "d-cpu-a", record, UserData())
     assert bench.phase() is Phase.BOOTING
     assert bench.provider.create(bench.order()).adopted

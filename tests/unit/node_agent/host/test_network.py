@@ -21,7 +21,7 @@ def tag() -> str:
 
 @pytest.fixture
 def networks(tag: str) -> Iterator[Networks]:
-    networks = Networks(tag, pool="10.214.8.0/28")
+    networks = Networks(tag, pool="10.215.8.0/28")
     yield networks
     networks.sweep(set())
     assert not _tables(tag)
@@ -61,7 +61,7 @@ def test_used_up_pool_is_a_capacity_error(networks: Networks) -> None:
 
 
 def test_another_agent_takes_other_subnets(networks: Networks) -> None:
-    other = Networks(uuid.uuid4().hex[:8], pool="10.214.8.0/28")
+    other = Networks(uuid.uuid4().hex[:8], pool="10.215.8.0/28")
     try:
         assert networks.create().address != other.create().address
     finally:
