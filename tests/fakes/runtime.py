@@ -206,6 +206,7 @@ class FakeRuntime(SandboxRuntime):
 
     def wait(self, sandbox_id: str) -> Death:
         home = self._home(sandbox_id)
+        before = self._read(sandbox_id)
         try:
             descriptor = os.pidfd_open(int((home / "pid").read_text()))
         except (FileNotFoundError, ProcessLookupError):
@@ -213,10 +214,12 @@ class FakeRuntime(SandboxRuntime):
         else:
             _readable([descriptor])
             os.close(descriptor)
-        found = self._read(sandbox_id)
-        if found is None or found.death is None:
-            return Death(DeathReason.DELETED, None, "deleted", datetime.now(UTC))
-        self._kill_all(sandbox_id)
+        with self._lock:  # the next generation starts under it, and must not be killed with this one
+            found = self._read(sandbox_id)
+            same = found is not None and before is not None and found.order.generation == before.order.generation
+            if found is None or found.death is None or not same:
+                return Death(DeathReason.DELETED, None, "deleted", datetime.now(UTC))
+            self._kill_all(sandbox_id)
         return found.death
 
     def sweep(self) -> list[str]:

@@ -1,5 +1,6 @@
 """Networks and their firewall on the real kernel."""
 
+import itertools
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from node_agent.host.network import Net, Networks
 from node_agent.runtime.base import RuntimeFailure
 
 pytestmark = pytest.mark.engine
+_THIRD_BYTES = itertools.count(100)
 
 
 @pytest.fixture
@@ -20,8 +22,14 @@ def tag() -> str:
 
 
 @pytest.fixture
-def networks(tag: str) -> Iterator[Networks]:
-    networks = Networks(tag, pool="10.215.8.0/28")
+def pool() -> str:
+    """Room for four networks.  Another one in each test: the kernel takes its time to let addresses go."""
+    return f"10.215.{next(_THIRD_BYTES)}.0/28"
+
+
+@pytest.fixture
+def networks(tag: str, pool: str) -> Iterator[Networks]:
+    networks = Networks(tag, pool=pool)
     yield networks
     networks.sweep(set())
     assert not _tables(tag)
@@ -60,8 +68,8 @@ def test_used_up_pool_is_a_capacity_error(networks: Networks) -> None:
     assert failure.value.code is ErrorCode.CAPACITY
 
 
-def test_another_agent_takes_other_subnets(networks: Networks) -> None:
-    other = Networks(uuid.uuid4().hex[:8], pool="10.215.8.0/28")
+def test_another_agent_takes_other_subnets(networks: Networks, pool: str) -> None:
+    other = Networks(uuid.uuid4().hex[:8], pool=pool)
     try:
         assert networks.create().address != other.create().address
     finally:
