@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.atomic import write_atomically
+from node_agent.host import mounts
 from node_agent.runtime.base import RuntimeFailure, SandboxRuntime
 from node_agent.settings import NodeSettings
 from node_agent.start import Factory, StartError, held_root
@@ -69,13 +70,7 @@ def remove_node(settings: NodeSettings, factories: Mapping[RuntimeName, Factory]
         told = remove_traces(runtimes)
         for runtime in runtimes.values():
             runtime.close()
-        if mounted := mounts_below(settings.root):
+        if mounted := mounts.mounts_inside(settings.root):
             raise StartError(f"still mounted below {settings.root}: {', '.join(mounted)}; unmount it, then try again")
         shutil.rmtree(settings.root)
         return [*told, f"directory {settings.root}"]
-
-
-def mounts_below(root: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[str]:
-    """Mount points below ``root``: a recursive delete would go through them."""
-    points = (line.split()[4] for line in mountinfo.read_text().splitlines())
-    return sorted(point for point in points if point.startswith(f"{root}/"))

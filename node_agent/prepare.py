@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from node_agent.host import mounts
+
 _INSTALL_SECONDS: Final = 1800.0
 _SERVICES: Final = ("sandbox-fleet-node.service", "sandbox-fleet-bootstrap.service")
 IDENTITY: Final = (
@@ -123,7 +125,7 @@ def prepare(image: Image, say: Callable[[str], None], *, dry_run: bool) -> None:
     Raises:
         PrepareError: a step failed, or sandboxes are still mounted here; what was done stays done.
     """
-    mounted = _mounted(image.root / "var/lib/sandbox-fleet")
+    mounted = mounts.mounts_inside(image.root / "var/lib/sandbox-fleet")
     if mounted and not dry_run:
         raise PrepareError(f"sandboxes are still here ({mounted[0]}); drain this node and wait until it is empty")
     for step in image.steps():
@@ -134,8 +136,3 @@ def prepare(image: Image, say: Callable[[str], None], *, dry_run: bool) -> None:
             step.act()
         except OSError as error:
             raise PrepareError(f"{step.what}: {error}") from error
-
-
-def _mounted(directory: Path) -> list[str]:
-    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return [point for point in points if point.startswith(f"{directory}/")]

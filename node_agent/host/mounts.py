@@ -19,6 +19,7 @@ MS_REMOUNT: Final = 32
 MS_NOATIME: Final = 1024
 MS_BIND: Final = 4096
 _MNT_DETACH: Final = 2
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
 
 
 @cache
@@ -84,13 +85,18 @@ def unmount_below(directory: Path) -> list[Path]:
     return [target for target in deepest_first if unmount(target)]
 
 
-def mounted_below(directory: Path) -> list[Path]:
+def mounted_below(directory: Path, mountinfo: Path = _MOUNTINFO) -> list[Path]:
     """Mount points at or below ``directory``, each as often as something is stacked there."""
-    return [point for point in _mount_points() if point.is_relative_to(directory)]
+    return [point for point in _mount_points(mountinfo) if point.is_relative_to(directory)]
 
 
-def _mount_points() -> list[Path]:
-    lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+def mounts_inside(directory: Path, mountinfo: Path = _MOUNTINFO) -> list[str]:
+    """Mount points below ``directory`` itself: a recursive delete would go through them."""
+    return sorted(str(point) for point in mounted_below(directory, mountinfo) if point != directory)
+
+
+def _mount_points(mountinfo: Path) -> list[Path]:
+    lines = mountinfo.read_bytes().splitlines()
     return [Path(os.fsdecode(_unescaped(line.split(b" ", 5)[4]))) for line in lines]
 
 

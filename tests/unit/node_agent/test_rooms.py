@@ -12,10 +12,11 @@ from gateway.wire.checks import Verdict
 from gateway.wire.errors import ErrorCode
 from node_agent import doctor, images
 from node_agent.atomic import write_atomically
-from node_agent.cleanup import mounts_below, record_engines, recorded_settings, remove_node
+from node_agent.cleanup import record_engines, recorded_settings, remove_node
 from node_agent.cli import app
 from node_agent.exec.stdin import StdinBuffer, StdinRoom
 from node_agent.files import scripts
+from node_agent.host import mounts
 from node_agent.identity import Identity, IdentityFile
 from node_agent.machine import Machine
 from node_agent.settings import load_settings
@@ -188,7 +189,7 @@ def test_a_cleanup_of_a_living_node_is_refused(tmp_path: Path) -> None:
 
 def test_mounts_below_a_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "mountinfo").write_text("1 2 3:4 / /a/b rw\n1 2 3:4 / /ab rw\n1 2 3:4 / /a rw\n")
-    assert mounts_below(Path("/a"), tmp_path / "mountinfo") == ["/a/b"]
+    assert mounts.mounts_inside(Path("/a"), tmp_path / "mountinfo") == ["/a/b"]
 
 
 def test_the_cleanup_command_says_what_it_removed(tmp_path: Path) -> None:
