@@ -164,6 +164,7 @@ class Creator:
         request = JoinTokenRequest(
             instance=intent.name,
             pool=intent.pool,
+            role=pool.role,
             ttl_seconds=max(TOKEN_LEAST, min(TOKEN_MOST, left)),
             operation_id=intent.operation_id,
         )

@@ -7,6 +7,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Final
 
+from gateway.wire.nodes import NodeRole
 from gateway.wire.resources import Shape
 
 EVERY_DAY: Final = frozenset(range(7))
@@ -61,8 +62,7 @@ class PoolPolicy:
 
     name: str
     provider: str
-    role: str
-    """``sandbox``, ``builder`` or ``both``."""
+    role: NodeRole
     min: int
     max: int
     offers: tuple[OfferKey, ...] = ()

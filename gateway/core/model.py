@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from gateway.wire.errors import ErrorCode
-from gateway.wire.nodes import BootStages, Pressure, RuntimeReport
+from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
@@ -106,11 +106,17 @@ class Node:
     operation_id: str | None = None
     """The order that its instance came from."""
     stages: BootStages | None = None
+    role: NodeRole = "sandbox"
 
     @property
     def open_state(self) -> NodeState:
         """The state of this node while its heartbeats come."""
         return NodeState.DRAINING if self.draining or self.agent_draining else NodeState.READY
+
+    @property
+    def hosts_sandboxes(self) -> bool:
+        """Whether sandboxes may be placed there."""
+        return self.role != "builder"
 
 
 @dataclass(frozen=True)
@@ -150,3 +156,4 @@ class JoinGrant:
     node_id: str | None = None
     operation_id: str | None = None
     created_at: datetime | None = None
+    role: NodeRole = "sandbox"

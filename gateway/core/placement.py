@@ -92,12 +92,12 @@ def place(wanted: Wanted, nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeil
     A shape never fits when it is above the total of every live node and above every pool's ceiling.  While neither
     nodes nor ceilings are known it has to wait, since nothing is known about what could be had.
     """
-    rooms = sorted((room for room in nodes if room.node.state in LIVE_NODES), key=lambda room: room.node.id)
+    rooms = sorted((room for room in nodes if _counts(room.node)), key=lambda room: room.node.id)
     return _place(wanted, rooms, ceilings)
 
 
 def _place(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> Placement:
-    """As `place`, over live nodes sorted by id."""
+    """As `place`, over the nodes that count, sorted by id."""
     need = tuple(getattr(wanted.shape, name) for name in RESOURCES)
     # `min` takes the first of equals, and rooms are sorted by id.
     fitting = [(left, room) for room in rooms if (left := _left(need, room)) is not None and not _refusal(wanted, room)]
@@ -118,7 +118,7 @@ def place_all(
     Equal needs are judged once when they find no room: room only shrinks on the way.
     """
     rooms = {room.node.id: room for room in sorted(nodes, key=lambda room: room.node.id)}
-    live = [name for name, room in rooms.items() if room.node.state in LIVE_NODES]
+    live = [name for name, room in rooms.items() if _counts(room.node)]
     refused: dict[Wanted, Placement] = {}
     answers: dict[str, Placement] = {}
     for sandbox_id, wanted in waiting:
@@ -131,6 +131,11 @@ def place_all(
         else:
             refused[wanted] = answer
     return answers
+
+
+def _counts(node: Node) -> bool:
+    """Whether sandboxes are ever placed there."""
+    return node.state in LIVE_NODES and node.hosts_sandboxes
 
 
 def runtime_for(wanted: Wanted, node: Node) -> RuntimeName | None:

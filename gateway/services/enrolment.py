@@ -56,6 +56,7 @@ def enrol(session: Session, enrolment: Enrolment) -> Node:
         registered_at=now,
         operation_id=grant.operation_id,
         stages=request.stages,
+        role=grant.role,
     )
     node = nodes.add(session, fresh) if known is None else nodes.save(session, known, liveness.rejoined(known, fresh))
     tokens.revoke_of_node(session, node.id, now)

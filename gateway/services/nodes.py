@@ -71,6 +71,7 @@ class NodeService:
             request.pool,
             now + timedelta(seconds=request.ttl_seconds),
             operation_id=request.operation_id,
+            role=request.role,
         )
         secret = new_secret("j")
         await self._rim.ledger.db.write(lambda session: nodes.add_grant(session, grant, sha256_of(secret), now))

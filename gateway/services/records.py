@@ -48,6 +48,7 @@ def node_record(load: NodeLoad) -> NodeRecord:
         id=node.id,
         instance=node.instance,
         pool=node.pool,
+        role=node.role,
         state=node.state,
         node_url=node.node_url,
         agent_version=node.agent_version,

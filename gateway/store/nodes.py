@@ -106,6 +106,7 @@ def add_grant(session: Session, grant: JoinGrant, sha256: str, created_at: datet
             created_at=created_at,
             expires_at=grant.expires_at,
             operation_id=grant.operation_id,
+            role=grant.role,
         )
     )
 

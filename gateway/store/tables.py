@@ -82,6 +82,7 @@ class NodeRow(SQLModel, table=True):
     sequence: int = 0
     operation_id: str | None = None
     stages: str | None = Field(default=None, sa_type=Text)
+    role: str = "sandbox"
 
 
 class TokenRow(SQLModel, table=True):
@@ -113,6 +114,7 @@ class JoinTokenRow(SQLModel, table=True):
     used_at: datetime | None = None
     node_id: str | None = None
     operation_id: str | None = None
+    role: str = "sandbox"
 
 
 class PreparedRow(SQLModel, table=True):

@@ -14,6 +14,9 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 
+NodeRole = Literal["sandbox", "builder", "both"]
+"""What a node is for."""
+
 
 class RuntimeReport(Request):
     """One engine of a node and what it can do."""
@@ -154,6 +157,8 @@ class JoinTokenRequest(Request):
     """Name of the one machine that may use it."""
     pool: str
     """The pool that the machine belongs to."""
+    role: NodeRole = "sandbox"
+    """What the machine is for; no sandbox is placed on a ``builder``."""
     ttl_seconds: int = Field(default=3600, ge=1, le=86400)
     """How long it is good for."""
     operation_id: str | None = Field(default=None, min_length=1, max_length=128)
@@ -180,6 +185,8 @@ class NodeRecord(Answer):
     """Its machine, as the provider knows it."""
     pool: str
     """The pool that it belongs to."""
+    role: NodeRole = "sandbox"
+    """What it is for; no sandbox is placed on a ``builder``."""
     state: NodeState
     """Where it stands."""
     node_url: str

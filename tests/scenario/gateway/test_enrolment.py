@@ -46,6 +46,13 @@ async def test_the_node_tells_which_order_it_came_from(here: World) -> None:
     assert (await record(here)).operation_id == "op-1"
 
 
+async def test_the_node_is_for_what_its_token_says(here: World) -> None:
+    await joined(here, await token(here, "op-1", role="builder"))
+    assert (await record(here)).role == "builder"
+    await joined(here, await token(here, "op-2", role="both"))
+    assert (await record(here)).role == "both"
+
+
 async def test_an_instance_that_was_ordered_again_takes_only_the_new_token(here: World) -> None:
     old, new = await token(here, "op-1"), await token(here, "op-2")
     assert await refusal(here, old) is ErrorCode.UNAUTHORIZED

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.core.model import Node
 from gateway.core.placement import NeverFits, NodeRoom, NoRoom, Placed, Wanted, place, place_all
 from gateway.wire.capacity import PoolCeiling
-from gateway.wire.nodes import RuntimeReport
+from gateway.wire.nodes import NodeRole, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 
@@ -28,10 +28,11 @@ def room(
     reserved: Shape | None = None,
     state: NodeState = NodeState.READY,
     runtimes: tuple[RuntimeReport, ...] = (RUNSC,),
+    role: NodeRole = "sandbox",
 ) -> NodeRoom:
     node = Node(
         id=name, instance=name, pool="p", state=state, node_url="http://n", agent_version="1", total=total,
-        runtimes=runtimes, registered_at=NOW, heartbeat_at=NOW,
+        runtimes=runtimes, registered_at=NOW, heartbeat_at=NOW, role=role,
     )  # fmt: skip
     return NodeRoom(node, reserved or Shape())
 
@@ -50,6 +51,15 @@ def test_gpu_nodes_are_kept_for_gpu_work() -> None:
     assert place(Wanted(ONE), rooms) == Placed("b-cpu", "runsc", 0)
     wanted = Wanted(ONE.model_copy(update={"gpus": 2}), runtime="docker")
     assert place(wanted, rooms) == Placed("a-gpu", "docker", 2)
+
+
+def test_a_builder_holds_no_sandbox_and_says_nothing_of_what_could_fit() -> None:
+    builder = room("builder", BIG, role="builder")
+    assert place(Wanted(ONE), [builder]) == NoRoom(())
+    assert place(Wanted(ONE), [builder, room("both", role="both")]) == Placed("both", "runsc", 0)
+    batch = place_all([("one", Wanted(ONE))], [builder, room("small")])
+    assert batch == {"one": Placed("small", "runsc", 0)}
+    assert isinstance(place(Wanted(BIG), [builder, room("small")]), NeverFits)
 
 
 def test_all_gpus_means_every_one_of_a_node_that_has_none_in_use() -> None:

@@ -42,7 +42,7 @@ def at_version(url: str, revision: str) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("revision", ["0001"])
+@pytest.mark.parametrize("revision", ["0001", "0002"])
 async def test_rows_survive(tmp_path: Path, revision: str) -> None:
     url = f"sqlite:///{tmp_path / 'gateway.db'}"
     at_version(url, revision)
@@ -53,6 +53,6 @@ async def test_rows_survive(tmp_path: Path, revision: str) -> None:
     finally:
         database.close()
     assert isinstance(node, Node) and grant is not None
-    assert (node.total.cpus, node.sequence, node.operation_id, node.stages) == (4, 7, None, None)
-    assert (grant.instance, grant.operation_id) == ("vm", None)
+    assert (node.total.cpus, node.sequence, node.operation_id, node.stages, node.role) == (4, 7, None, None, "sandbox")
+    assert (grant.instance, grant.operation_id, grant.role) == ("vm", None, "sandbox")
     assert grant.expires_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
