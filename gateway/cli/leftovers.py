@@ -7,13 +7,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.cli import engine
 
-NFT_SECONDS: Final = 10.0
+LIST_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 5.0  # the kernel frees loop devices and control groups a moment after their last user
 SETTLE_STEP: Final = 0.1
+FILES: Final = "file or directory"
 
 Marks = tuple[str, ...]
 """Strings that stand in the name, path or command line of everything that the service makes: its state directory and
@@ -66,10 +67,12 @@ def containers(marks: Marks) -> Iterator[str]:
 
 
 def mounts(marks: Marks) -> Iterator[str]:
-    """Mount points."""
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if _marked(line, marks):
-            yield line.split()[4]
+    """Mount points that are marked themselves, or whose source or options are."""
+    columns = ("target", "source", "fsroot", "options")
+    listed = _listed("findmnt", "--json", "--list", "--output", ",".join(columns))
+    for mount in listed["filesystems"]:
+        if any(_marked(mount[column] or "", marks) for column in columns):
+            yield mount["target"]
 
 
 def loop_devices(marks: Marks) -> Iterator[str]:
@@ -92,11 +95,15 @@ def interfaces(marks: Marks) -> Iterator[str]:
 
 def firewall_tables(marks: Marks) -> Iterator[str]:
     """nftables tables."""
-    listed = subprocess.run(
-        ["nft", "-j", "list", "tables"], capture_output=True, text=True, timeout=NFT_SECONDS, check=True
-    )
-    tables = (item["table"]["name"] for item in json.loads(listed.stdout)["nftables"] if "table" in item)
+    tables = (item["table"]["name"] for item in _listed("nft", "-j", "list", "tables")["nftables"] if "table" in item)
     return (name for name in tables if _marked(name, marks))
+
+
+def _listed(*command: str) -> dict[str, Any]:
+    """What a program of the system lists, as it tells it in JSON."""
+    done = subprocess.run(command, capture_output=True, timeout=LIST_SECONDS, check=True)
+    listed: dict[str, Any] = json.loads(done.stdout.decode(errors="surrogateescape"))
+    return listed
 
 
 def cgroups(marks: Marks) -> Iterator[str]:
@@ -127,7 +134,7 @@ LOOKS: Final[Mapping[str, Callable[[Marks], Iterable[str]]]] = {
     "interface": interfaces,
     "nftables table": firewall_tables,
     "cgroup": cgroups,
-    "file or directory": files,
+    FILES: files,
 }
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import string
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from providers.local import processes
 from providers.local.network import Namespace
 
+FINDMNT_SECONDS: Final = 10.0
 RECORD: Final = "instance.json"
 TEMPORARY: Final = ".tmp-"
 DOOMED: Final = ".gone-"
@@ -149,10 +151,12 @@ class Home:
         _sync(self.path)
 
     def mounts(self) -> list[str]:
-        """Mount points below the directory."""
-        prefix = f"{self.path}/"
-        points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-        return [point for point in points if point.startswith(prefix)]
+        """Mount points below the directory.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+        return [point for point in _mount_points() if point.startswith(f"{self.path}/")]
 
     def remove(self) -> None:
         """Removes everything; can be cut short anywhere and done again.
@@ -172,6 +176,16 @@ class Home:
         doomed = self.path.with_name(DOOMED + self.path.name)
         self.path.rename(doomed)
         shutil.rmtree(doomed)
+
+
+def _mount_points() -> list[str]:
+    """Of this process's namespace; findmnt undoes the escapes of the kernel's table."""
+    command = ["findmnt", "--json", "--list", "--output", "TARGET"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=FINDMNT_SECONDS, check=True)
+    except subprocess.SubprocessError as error:
+        raise OSError(f"findmnt did not list the mounts: {error}") from error
+    return [mount["target"] for mount in json.loads(done.stdout.decode(errors="surrogateescape"))["filesystems"]]
 
 
 def _write(path: Path, text: str, mode: int) -> None:

@@ -50,7 +50,7 @@ def test_a_process_is_found_by_its_words_and_by_its_environment(mark: str) -> No
 
 
 def test_a_mount_and_its_loop_device(root: Path, mark: str) -> None:
-    image, point = root / "image", root / "point"
+    image, point = root / "image", root / "a\\b c\td\xe9"
     point.mkdir()
     with image.open("wb") as file:
         file.truncate(8 * 2**20)

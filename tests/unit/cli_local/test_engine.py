@@ -70,14 +70,17 @@ def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
 
 
 @pytest.mark.engine
-def test_what_a_killed_engine_left_mounted_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["data", "a\\b c\td"])
+def test_what_a_killed_engine_left_mounted_goes(tmp_path: Path, name: str) -> None:
+    data = tmp_path / name
+    data.mkdir()
     for _ in range(2):
-        subprocess.run(["mount", "--bind", tmp_path, tmp_path], check=True, timeout=10)
-    assert engine.is_mounted(tmp_path)
+        subprocess.run(["mount", "--bind", data, data], check=True, timeout=10)
+    assert engine.is_mounted(data)
     try:
-        engine.release(tmp_path)
-        assert not engine.is_mounted(tmp_path)
-        engine.release(tmp_path)
+        engine.release(data)
+        assert not engine.is_mounted(data)
+        engine.release(data)
     finally:
-        while engine.is_mounted(tmp_path):
-            subprocess.run(["umount", tmp_path], check=True, timeout=10)
+        while engine.is_mounted(data):
+            subprocess.run(["umount", data], check=True, timeout=10)

@@ -249,6 +249,20 @@ def test_nothing_is_removed_below_a_mount(bench: Bench, monkeypatch: pytest.Monk
     assert home.record() is not None
 
 
+@pytest.mark.engine
+def test_mounts_below_an_instance_are_told_whatever_their_names(tmp_path: Path) -> None:
+    home, beside = Home(tmp_path / "a b"), tmp_path / "a bc"
+    point = home.path / "node" / "x\\y z\t\xe9"
+    for path in (point, beside):
+        path.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "none", path], check=True, timeout=10)
+    try:
+        assert home.mounts() == [str(point)]
+    finally:
+        subprocess.run(["umount", point, beside], check=True, timeout=10)
+    assert home.mounts() == []
+
+
 # -- create -----------------------------------------------------------------------------------------------------------
 
 
