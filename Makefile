@@ -44,8 +44,8 @@ docs: python  ## write the tables of the documents anew from the code
 bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)
 
-soak: python engines  ## kill the daemons at random during 200 cycles, and play 2,000 worlds of the autoscaler
-	@$(VENV)/python -m pytest -q -m soak tests/chaos tests/scenario/autoscaler tests/scenario/simulator $(ARGS)
+soak: python engines  ## all long tests (root; real engines); CONTRIBUTING.md says what they hold, and how to shorten them
+	@$(VENV)/python -m pytest -q -rP --show-capture=stdout -m soak $(ARGS)
 
 setup: python engines tools  ## only the set-up
 

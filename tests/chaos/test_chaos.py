@@ -16,6 +16,7 @@ from tests.engines.images import import_images
 from tests.stack import Up, assert_nothing_left, marks, pids_of, running, until
 
 SEED: Final = int(os.environ.get("CHAOS_SEED", "20261"))
+SOAK: Final = int(os.environ.get("SANDBOXES_SOAK_CYCLES", "200"))
 CLIENTS: Final = 8
 
 
@@ -121,4 +122,4 @@ def test_a_short_storm(up: Up) -> None:
 @pytest.mark.engine
 @pytest.mark.timeout(3600)
 def test_a_long_storm(up: Up) -> None:
-    weather(up, cycles=200, times=8, pause=(1.0, 8.0))
+    weather(up, cycles=SOAK, times=8, pause=(1.0, 8.0))

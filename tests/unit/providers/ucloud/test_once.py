@@ -4,6 +4,7 @@ That takes both sides: the provider, which looks for the operation before it ord
 only after two complete listings, a time to settle apart, that lack it.  `Caller` is that rule and no more.
 """
 
+import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -131,7 +132,8 @@ def end_all(account: Lab) -> None:
 
 
 @pytest.mark.soak
-@settings(max_examples=300, deadline=None)
+@pytest.mark.timeout(3600)
+@settings(max_examples=int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300")), deadline=None)
 @given(seed=st.integers(0, 2**31))
 def test_an_operation_never_has_two_machines_for_long(seed: int) -> None:
     test_an_operation_never_has_two_machines.hypothesis.inner_test(seed)  # type: ignore[attr-defined]
