@@ -73,6 +73,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
     """Show every instance that is not gone, and what is held back."""
     with _sentences():
         settings = load_settings(config)
+        main.check_pools(settings, os.environ)
         journal = main.open_journal(settings)
         try:
             intents, backoffs = journal.open_intents(), list(journal.backoffs().values())
@@ -114,6 +115,7 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     now = Clock().now()
     with _sentences():
         settings = load_settings(config)
+        main.check_pools(settings, os.environ)
         journal = main.open_journal(settings)
         try:
             intents, spent = journal.open_intents(), journal.spent(now)

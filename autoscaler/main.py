@@ -11,8 +11,10 @@ from autoscaler import lock, preparing, release
 from autoscaler.bootstrap import BootstrapError
 from autoscaler.budget import metered
 from autoscaler.clock import Clock, ClockGuard
+from autoscaler.core.misfits import misfits
 from autoscaler.daemon import Daemon
 from autoscaler.execute import Executor
+from autoscaler.lanes import Threads
 from autoscaler.observe import Observer, Pace
 from autoscaler.reconcile import Reconciler
 from autoscaler.settings import AutoscalerSettings
@@ -49,9 +51,10 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
         execute: whether it may change anything.
 
     Raises:
-        StartError: the token, a provider or the journal cannot be used.
+        StartError: the token, a provider or the journal cannot be used, or a pool could never work.
     """
     providers = make_providers(settings, environ)
+    _refuse_misfits(settings, providers)
     gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
     try:
         preparations = {pool.name: preparing.preparation(pool, settings, gateway) for pool in settings.pools}
@@ -60,6 +63,7 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
         raise StartError(str(error)) from error
     clock = Clock()
     journal = open_journal(settings)
+    lanes = Threads()
     try:
         guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped)
         reconciler = Reconciler(
@@ -77,9 +81,11 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
             policy=policy,
             clock=clock,
             executor=Executor(journal, providers, gateway, policy, preparations, clock) if execute else None,
+            lanes=lanes,
         )
         yield Parts(journal, providers, reconciler)
     finally:
+        lanes.close()
         journal.close()
 
 
@@ -137,16 +143,41 @@ def make_providers(settings: AutoscalerSettings, environ: Mapping[str, str]) -> 
     Raises:
         StartError: a plugin is missing or malformed, or its settings are wrong.
     """
+    return {name: _provider(name, settings, environ) for name in settings.providers}
+
+
+def _provider(name: str, settings: AutoscalerSettings, environ: Mapping[str, str]) -> ComputeProvider:
+    table = settings.providers[name]
+    kind = str(table.get("kind", name))
+    own = {key: value for key, value in table.items() if key != "kind"}
+    try:
+        provider = registry.build(kind, own, deployment=settings.deployment, environ=environ)
+    except (registry.PluginError, ProviderSettingsError) as error:
+        raise StartError(f"provider {name}: {error}") from error
+    return metered(provider, Clock().monotonic)
+
+
+def check_pools(settings: AutoscalerSettings, environ: Mapping[str, str]) -> None:
+    """For commands that only read: refuses what `assembled` would refuse of the pools.
+
+    They run without the secrets of the clouds, so a provider that cannot be made here is not judged.
+
+    Raises:
+        StartError: a pool could never work.
+    """
     made: dict[str, ComputeProvider] = {}
-    for name, table in settings.providers.items():
-        kind = str(table.get("kind", name))
-        own = {key: value for key, value in table.items() if key != "kind"}
+    for name in settings.providers:
         try:
-            provider = registry.build(kind, own, deployment=settings.deployment, environ=environ)
-        except (registry.PluginError, ProviderSettingsError) as error:
-            raise StartError(f"provider {name}: {error}") from error
-        made[name] = metered(provider, Clock().monotonic)
-    return made
+            made[name] = _provider(name, settings, environ)
+        except StartError as error:
+            log.debug("%s", error)
+    _refuse_misfits(settings, made)
+
+
+def _refuse_misfits(settings: AutoscalerSettings, providers: Mapping[str, ComputeProvider]) -> None:
+    caps = {name: provider.caps for name, provider in providers.items()}
+    if found := misfits(settings.policy().pools, caps):
+        raise StartError("; ".join(found))
 
 
 def open_journal(settings: AutoscalerSettings) -> Journal:

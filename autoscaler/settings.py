@@ -85,6 +85,8 @@ class PoolSettings(BaseModel):
     """What may be bought; empty for all that the provider sells, the cheapest first."""
     order: Order = Order.LISTED
     """``listed``: offers are tried in the order above; ``price``: the cheapest first."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs that each of its nodes must have; offers with fewer are left out, and a provider without any is refused."""
     max_price: Euro | None = None
     """Euro an hour that one instance may cost at most.  With any cap set, an offer without a known price is refused."""
     max_hourly: Euro | None = None
@@ -123,6 +125,8 @@ class PoolSettings(BaseModel):
     """Share of stalled time (Linux PSI) from which a node counts as pressed."""
     pressure_seconds: float = Field(default=60.0, ge=0)
     """How long that must last."""
+    pressure_hold_seconds: float = Field(default=300.0, ge=0)
+    """Nothing is closed so soon after a node of the pool was under pressure."""
     billing_margin_seconds: float = Field(default=300.0, ge=60)
     """Where started hours are paid, an idle node is closed only so shortly before its next one."""
     runtimes: tuple[RuntimeName, ...] = ("runsc", "docker")
@@ -175,6 +179,7 @@ class PoolSettings(BaseModel):
             max=self.max,
             offers=tuple(OfferKey(offer.type, offer.location) for offer in self.offers),
             order=self.order,
+            gpus=self.gpus,
             max_price=self.max_price,
             max_hourly=self.max_hourly,
             max_monthly=self.max_monthly,
@@ -190,6 +195,7 @@ class PoolSettings(BaseModel):
             pressure_nodes=self.pressure_nodes,
             pressure_percent=self.pressure_percent,
             pressure_seconds=self.pressure_seconds,
+            pressure_hold_seconds=self.pressure_hold_seconds,
             billing_margin_seconds=self.billing_margin_seconds,
             runtimes=frozenset(self.runtimes),
             isolations=frozenset(self.isolations),

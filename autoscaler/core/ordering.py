@@ -23,7 +23,7 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
     refusal = pool_refusal(draft, pool)
     reason = why.format(words(group.item)) if group is not None else why
     if refusal is None:
-        refusal = "its offers are not sold any more" if pool.offers else "its provider has no offers"
+        refusal = _nothing_sold(pool)
         for ware in draft.wares(pool):
             if group is not None and not suits(pool, ware, group):
                 continue
@@ -39,6 +39,12 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
     if group is None:
         draft.wait(f"pool {pool.name}", f"{reason}, but {refusal}")
     return refusal
+
+
+def _nothing_sold(pool: PoolPolicy) -> str:
+    if pool.gpus:
+        return f"nothing that it may buy is sold with {pool.gpus} GPUs"
+    return "its offers are not sold any more" if pool.offers else "its provider has no offers"
 
 
 def _room(pool: PoolPolicy, ware: Ware) -> Bin:

@@ -68,6 +68,8 @@ class PoolPolicy:
     offers: tuple[OfferKey, ...] = ()
     """What may be bought; empty for all that the provider sells, the cheapest first."""
     order: Order = Order.LISTED
+    gpus: int = 0
+    """GPUs that each of its nodes must have; offers with fewer are left out."""
     max_price: Decimal | None = None
     """Euro an hour that one instance may cost at most."""
     max_hourly: Decimal | None = None
@@ -123,6 +125,11 @@ class PoolPolicy:
     def hosts_builds(self) -> bool:
         """Whether its nodes build images."""
         return self.role != "sandbox"
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether it makes no sense where there are none."""
+        return self.gpus > 0 or any(floor.shape.gpus > 0 for floor in self.warm)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def wares(world: World, pool: PoolPolicy, now: float) -> tuple[Ware, ...]:
 def offers_of(world: World, pool: PoolPolicy) -> list[Offer]:
     """The offers that a pool may use, in its order of preference."""
     view = world.providers.get(pool.provider)
-    sold = {OfferKey(offer.type, offer.location): offer for offer in (view.offers if view else ())}
+    fit = (offer for offer in (view.offers if view else ()) if offer.resources.gpus >= pool.gpus)
+    sold = {OfferKey(offer.type, offer.location): offer for offer in fit}
     if not pool.offers:
         return _cheapest_first(list(sold.values()))
     chosen = [sold[key] for key in pool.offers if key in sold]

@@ -59,6 +59,22 @@ def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
     assert "is empty; put an operator token into it" in failure(tmp_path, GOOD)
 
 
+@pytest.mark.parametrize("command", ["run", "plan", "status", "pools"])
+def test_a_pool_that_wants_gpus_where_there_are_none_is_refused(tmp_path: Path, command: str) -> None:
+    text = GOOD + '[[pools]]\nname = "gpu"\nprovider = "local"\ngpus = 1\n'
+    refused = failure(tmp_path, text, command)
+    assert "pool gpu: it wants GPUs (gpus = 1), and provider local has none; name a provider that has" in refused
+    assert not (tmp_path / "as" / "journal.db").exists()
+
+
+def test_reading_needs_no_secret_of_a_cloud(tmp_path: Path) -> None:
+    cloud = '[providers.hetzner]\ntoken_env = "NOT_SET_HERE"\n[[pools]]'
+    config = tmp_path / "as.toml"
+    config.write_text(GOOD.replace("[[pools]]", cloud).format(root=tmp_path))
+    assert CliRunner().invoke(app, ["status", "--config", str(config)]).exit_code == 0
+    assert "provider hetzner: " in failure(tmp_path, GOOD.replace("[[pools]]", cloud), "plan")
+
+
 def test_a_missing_file_is_named() -> None:
     done = CliRunner().invoke(app, ["status", "--config", "/no/such.toml"])
     assert done.exit_code == 1

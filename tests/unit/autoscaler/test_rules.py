@@ -280,6 +280,7 @@ def test_nothing_is_closed_soon_after_growth_or_pressure() -> None:
     assert "it grew 50 s ago" in reasons(seen, a_pool(hold_seconds=60.0))["pool cpu"]
     pressed = world(row, nodes=(node_of(row, idle_since=NOW - 900, pressed_at=NOW - 10),))
     assert drains(pressed) == []
+    assert drains(pressed, a_pool(pressure_hold_seconds=10.0)) == ["op1"]
 
 
 def test_a_tenth_of_a_pool_may_be_on_its_way_out() -> None:
