@@ -17,6 +17,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default
 _MIN_QUOTA_US: Final = 1_000  # the kernel refuses less
 _EMPTY_TIMEOUT: Final = 10.0
+_THAW_AGAIN: Final = 0.1  # seconds; a pause in another thread may freeze behind the kill's back
 
 
 def parent_name(tag: str) -> str:
@@ -73,8 +74,40 @@ class Cgroup:
         with contextlib.suppress(OSError):
             (_ROOT / self.path[1:] / "memory.swap.max").write_text("0")
 
+    def freeze(self) -> bool:
+        """Stops every task in it, those that are still to come included; ``False`` where the host has no freezer.
+
+        Returns once the kernel was told: the last task stops some milliseconds later.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        return self._tell_freezer("FROZEN", "1")
+
+    def thaw(self) -> bool:
+        """Takes `freeze` back.  Idempotent.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        return self._tell_freezer("THAWED", "0")
+
+    def frozen(self) -> bool:
+        """Whether the last of `freeze` and `thaw` was `freeze`."""
+        return _number(self._file("freezer", "freezer.self_freezing", "cgroup.freeze")) == 1
+
+    def _tell_freezer(self, v1: str, v2: str) -> bool:
+        try:
+            # Without O_CREAT: where the group is gone, that is the answer.
+            descriptor = os.open(self._file("freezer", "freezer.state", "cgroup.freeze"), os.O_WRONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            file.write(v2 if _is_v2() else v1)
+        return True
+
     def kill(self, timeout: float = _EMPTY_TIMEOUT, *, first: int | None = None) -> bool:
-        """SIGKILL to everything in it, and waits for the end; whether it is empty now.
+        """SIGKILL to everything in it, frozen or not, and waits for the end; whether it is empty now.
 
         Args:
             timeout: seconds.
@@ -83,11 +116,25 @@ class Cgroup:
         deadline = time.monotonic() + timeout
         while pids := sorted(self.pids()):
             leaders = [pid for pid in pids if pid == first]
-            if not all([_end(some, deadline) for some in (leaders, pids)]):
+            if not all([self._end(some, deadline) for some in (leaders, pids)]):
                 return False
             if time.monotonic() > deadline:
                 return False
         return True
+
+    def _end(self, pids: list[int], deadline: float) -> bool:
+        handles = [handle for pid in pids if (handle := _kill(pid)) is not None]
+        try:
+            while True:
+                # With version 1 a frozen task dies only when it is let go; it does nothing else any more.
+                self.thaw()
+                if _all_ended(handles, min(deadline, time.monotonic() + _THAW_AGAIN)):
+                    return True
+                if time.monotonic() >= deadline:
+                    return False
+        finally:
+            for handle in handles:
+                os.close(handle)
 
     def remove(self) -> bool:
         """Removes the empty group; whether there was one.  A group with processes stays."""
@@ -149,15 +196,6 @@ def _kill(pid: int) -> int | None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGKILL)
     return handle
-
-
-def _end(pids: list[int], deadline: float) -> bool:
-    handles = [handle for pid in pids if (handle := _kill(pid)) is not None]
-    try:
-        return _all_ended(handles, deadline)
-    finally:
-        for handle in handles:
-            os.close(handle)
 
 
 def _all_ended(handles: list[int], deadline: float) -> bool:

@@ -12,7 +12,7 @@ from node_agent.runtime.runsc import bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.execs import PipedProcess, Pipes
 from node_agent.runtime.runsc.freezing import Engine
-from node_agent.runtime.runsc.handles import CommandHandle, SocketHandle
+from node_agent.runtime.runsc.handles import Awake, CommandHandle, SocketHandle
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
 
@@ -22,8 +22,11 @@ _SAID: Final = (
 )
 
 
-def start_exec(engine: Engine, places: Places, record: Record, command: ExecCommand) -> ExecProcess:
+def start_exec(engine: Engine, places: Places, record: Record, command: ExecCommand, awake: Awake) -> ExecProcess:
     """Starts it.
+
+    Args:
+        awake: surrounds what is asked of the sandbox once the process runs.
 
     Raises:
         RuntimeFailure: ``SANDBOX_NOT_RUNNING``, ``START_ERROR``.
@@ -32,9 +35,9 @@ def start_exec(engine: Engine, places: Places, record: Record, command: ExecComm
     pipes = Pipes(command.stdin)
     try:
         handle = (
-            SocketHandle(places.sandbox_id, places.control, launch, pipes)
+            SocketHandle(places.sandbox_id, places.control, launch, pipes, awake)
             if engine.socket
-            else CommandHandle(places.sandbox_id, engine.runsc, launch, pipes, _pid_file(places))
+            else CommandHandle(places.sandbox_id, engine.runsc, launch, pipes, _pid_file(places), awake)
         )
     except ControlError as error:
         pipes.close()

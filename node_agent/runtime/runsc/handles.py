@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
@@ -13,6 +14,9 @@ from node_agent.runtime.base import Exit, RuntimeFailure
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
 from node_agent.runtime.runsc.engine import CALL_TIMEOUT, Runsc
 from node_agent.runtime.runsc.execs import Handle, Pipes
+
+Awake = Callable[[], AbstractContextManager[None]]
+"""Surrounds questions to a sandbox that may be paused; see `freezing.awake`."""
 
 _SIGKILL: Final = 9
 _KILL_ROUNDS: Final = 50  # a tree that forks faster than it can be killed ends at the sandbox's bound on processes
@@ -44,8 +48,13 @@ def family(pid: int, processes: Iterable[GuestProcess]) -> set[int]:
 class SocketHandle(Handle):
     """A process started through the control socket."""
 
-    def __init__(self, sandbox_id: str, control: Control, launch: Launch, pipes: Pipes) -> None:
+    def __init__(
+        self, sandbox_id: str, control: Control, launch: Launch, pipes: Pipes, awake: Awake = contextlib.nullcontext
+    ) -> None:
         """Starts it.
+
+        Args:
+            awake: surrounds every later question to the sandbox, which may be paused by then.
 
         Raises:
             ControlError: it could not be started.
@@ -53,6 +62,7 @@ class SocketHandle(Handle):
         """
         self._sandbox_id = sandbox_id
         self._control = control
+        self._awake = awake
         self._pid, self._pending = control.execute(launch, pipes.guest)
 
     def fileno(self) -> int:
@@ -66,13 +76,14 @@ class SocketHandle(Handle):
         return exit_of(status) if done else None
 
     def signal(self, number: int) -> None:
-        with contextlib.suppress(ControlLostError):  # the sandbox ended, and with it the process
+        # Lost: the sandbox ended, and with it the process.
+        with contextlib.suppress(ControlLostError), self._awake():
             group = [process.pid for process in self._control.processes() if process.group == self._pid]
             self._send(group, number)
 
     def kill(self) -> None:
         known = {self._pid}
-        with contextlib.suppress(ControlLostError):
+        with contextlib.suppress(ControlLostError), self._awake():
             for _ in range(_KILL_ROUNDS):
                 processes = self._control.processes()
                 # Orphans of this round lose their parent: whoever was seen once stays known.
@@ -94,10 +105,13 @@ class SocketHandle(Handle):
 class CommandHandle(Handle):
     """A process started by ``runsc exec``, where the control socket cannot be used."""
 
-    def __init__(self, sandbox_id: str, runsc: Runsc, launch: Launch, pipes: Pipes, pid_file: str) -> None:
+    def __init__(
+        self, sandbox_id: str, runsc: Runsc, launch: Launch, pipes: Pipes, pid_file: str, awake: Awake
+    ) -> None:
         self._sandbox_id = sandbox_id
         self._runsc = runsc
         self._pid_file = pid_file
+        self._awake = awake
         stdin, stdout, stderr = pipes.guest
         self._process = subprocess.Popen(
             runsc.exec_command(sandbox_id, _options(launch, pid_file), launch.argv),
@@ -134,7 +148,7 @@ class CommandHandle(Handle):
             return  # not started yet, or ended
         options = ["--user=0:0", "--cap=CAP_KILL"]
         command = self._runsc.exec_command(self._sandbox_id, options, [INSIDE, "kill", f"-{number}", "--", f"-{pid}"])
-        with contextlib.suppress(CommandError):  # nobody is left in the group
+        with contextlib.suppress(CommandError), self._awake():  # nobody is left in the group
             run(command, timeout=CALL_TIMEOUT)
 
     def close(self) -> None:
@@ -148,6 +162,3 @@ def _options(launch: Launch, pid_file: str) -> list[str]:
     options = [f"--user={launch.uid}:{launch.gid}", f"--cwd={launch.working_dir}", f"--internal-pid-file={pid_file}"]
     options += [f"--additional-gids={group}" for group in launch.groups]
     return options + [f"--env={entry}" for entry in launch.env]
-
-
-Starter = Callable[[Launch, Pipes], Handle]

@@ -32,6 +32,11 @@ _NO_INIT: Final = (
     "no static tini was found, so orphans inside sandboxes stay as zombies; apt-get install tini (or docker.io)"
 )
 
+_NO_FREEZER: Final = (
+    "this host has no cgroup freezer, so a paused sandbox goes on taking 2 to 4 % of a core; mount it (cgroup v1) or"
+    " boot with the unified hierarchy"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -78,6 +83,8 @@ def _examine(runsc: Runsc, version: str, places: Places, provided: Tools) -> Out
         # Whatever a new release changed, the command line is there to take its place.
         socket = checkpoint = False
         notes.append(f"gVisor's control socket failed its test ({error}); execs use the slower command line")
+    if not places.cgroup.thaw():
+        notes.append(_NO_FREEZER)
     if checkpoint:
         try:
             _test_checkpoint(runsc, places)
@@ -135,6 +142,8 @@ def _test_socket(places: Places) -> None:
     """
     control = places.control
     control.pause()
+    places.cgroup.freeze()
+    places.cgroup.thaw()
     control.resume()
     if control.count() < 1 or not any(process.pid == 1 for process in control.processes()):
         raise ControlError("the list of processes lacks the first one")

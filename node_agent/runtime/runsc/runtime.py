@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 _DELETE_TIMEOUT: Final = 90.0  # above the longest step of a create that was told to end
 _ENGINE_TIMEOUT: Final = 60  # seconds for one answer of the Docker engine
+_USING: Final = (EngineState.RUNNING, EngineState.PAUSED, EngineState.CHECKPOINTED)
 
 
 class RunscRuntime(SandboxRuntime):
@@ -307,11 +309,12 @@ class RunscRuntime(SandboxRuntime):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def exec(self, sandbox_id: str, command: ExecCommand) -> ExecProcess:
-        places = self._layout.places(sandbox_id)
-        record = self._load(places)
-        if record is None or record.state is not EngineState.RUNNING:
-            raise not_running(sandbox_id, record)
-        return start_exec(self._engine, places, record, command)
+        slot, places = self._both(sandbox_id)
+        with slot.lock:  # a pause in between would leave the start for the resume
+            record = self._load(places)
+            if record is None or record.state is not EngineState.RUNNING:
+                raise not_running(sandbox_id, record)
+            return start_exec(self._engine, places, record, command, partial(_awake, slot, places))
 
     def logs(self, sandbox_id: str, stream: Stream, offset: int, limit: int) -> LogPiece:
         slot, places = self._both(sandbox_id)
@@ -329,12 +332,13 @@ class RunscRuntime(SandboxRuntime):
             return LogPiece(file.read(limit), size)
 
     def usage(self, sandbox_id: str) -> UsageNow:
-        places = self._layout.places(sandbox_id)
-        record = self._load(places)
-        if record is None or record.state not in (EngineState.RUNNING, EngineState.PAUSED, EngineState.CHECKPOINTED):
-            raise not_running(sandbox_id, record)
+        slot, places = self._both(sandbox_id)
         try:
-            pids = 0 if record.state is EngineState.CHECKPOINTED else places.control.count()
+            with _awake(slot, places):
+                record = self._load(places)
+                if record is None or record.state not in _USING:
+                    raise not_running(sandbox_id, record)
+                pids = 0 if record.state is EngineState.CHECKPOINTED else places.control.count()
             used = places.volume.used_mb()
         except (ControlError, ControlLostError, OSError) as error:
             raise RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id}: {error}") from error
@@ -356,6 +360,13 @@ class RunscRuntime(SandboxRuntime):
             # It cannot be known what it was; the sweep removes it.
             log.exception("the record of sandbox %s is damaged", places.sandbox_id)
             return None
+
+
+@contextmanager
+def _awake(slot: Slot, places: Places) -> Iterator[None]:
+    """Around a question to the kernel of a sandbox that may be paused; no pause or resume comes in between."""
+    with slot.lock, freezing.awake(places):
+        yield
 
 
 def _overtaken(sandbox_id: str) -> RuntimeFailure:

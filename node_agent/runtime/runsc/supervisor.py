@@ -39,7 +39,10 @@ class Supervisor:
             return record
         if launcher.alive(places, record.sentry_pid):
             record = freezing.settle(places, record)
-            self.watch(slot, places, record)
+            with freezing.awake(places):
+                self.watch(slot, places, record)
+                if record.state is EngineState.PAUSED:
+                    freezing.drain(places)
             return record
         if places.checkpoint.is_dir():
             return freezing.settle_checkpoint(places, record)

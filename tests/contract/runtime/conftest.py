@@ -28,6 +28,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = ALL if getattr(metafunc.function, "also_on_runc", False) else GVISOR
         if getattr(metafunc.function, "docker_only", False):
             names = ("docker",)
+        if getattr(metafunc.function, "runsc_only", False):
+            names = ("runsc",)
         metafunc.parametrize("lab", names, indirect=True, scope="session")
 
 

@@ -16,3 +16,9 @@ def docker_only(test: Test) -> Test:
     """Runs a test on Docker alone, with gVisor."""
     test.docker_only = True  # type: ignore[attr-defined]
     return test
+
+
+def runsc_only(test: Test) -> Test:
+    """Runs a test on the direct runtime alone."""
+    test.runsc_only = True  # type: ignore[attr-defined]
+    return test
