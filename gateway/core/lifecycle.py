@@ -116,7 +116,7 @@ def ended(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
     """Its first process is no more."""
     by_itself = item.state is S.EXITED and S.EXITED in SANDBOX_TRANSITIONS[sandbox.state]
     state = S.EXITED if by_itself else S.FAILED
-    return replace(
+    after = replace(
         _moved(sandbox, state, now),
         reason=item.reason or (DeathReason.EXITED if state is S.EXITED else DeathReason.START_ERROR),
         error=START_FAILURES.get(item.reason) if state is S.FAILED and item.started_at is None else None,
@@ -128,12 +128,13 @@ def ended(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
         isolation=item.isolation,
         image_digest=item.image_digest or sandbox.image_digest,
     )
+    return after if state is S.EXITED else _without_unused_unit(after)
 
 
 def failed(sandbox: Sandbox, code: ErrorCode, message: str, now: datetime) -> Sandbox:
     """It cannot be brought up."""
     return replace(
-        _moved(sandbox, S.FAILED, now),
+        _moved(_without_unused_unit(sandbox), S.FAILED, now),
         reason=DEATHS.get(code, DeathReason.START_ERROR),
         detail=message,
         error=code,
@@ -208,7 +209,9 @@ def deleting(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox:
     on_node = sandbox.node_id is not None and sandbox.state is not S.LOST
     way_out = S.DELETING if on_node or S.DELETED not in SANDBOX_TRANSITIONS[sandbox.state] else S.DELETED
     after = replace(_moved(sandbox, way_out, now), reason=sandbox.reason or reason)
-    return replace(after, ended_at=sandbox.ended_at or now) if way_out is S.DELETED else after
+    if way_out is S.DELETING:
+        return after
+    return replace(_without_unused_unit(after), ended_at=sandbox.ended_at or now)
 
 
 def unless_leaving(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox | None:
@@ -223,7 +226,12 @@ def starts_afresh(sandbox: Sandbox) -> bool:
 
 def deleted(sandbox: Sandbox, now: datetime) -> Sandbox:
     """Nothing of it is left but this row."""
-    return replace(_moved(sandbox, S.DELETED, now), ended_at=sandbox.ended_at or now)
+    return replace(_moved(_without_unused_unit(sandbox), S.DELETED, now), ended_at=sandbox.ended_at or now)
+
+
+def _without_unused_unit(sandbox: Sandbox) -> Sandbox:
+    """One that ends without having run lets go of its prepared unit; the store puts the unit back."""
+    return sandbox if sandbox.ever_ran else replace(sandbox, batch=None)
 
 
 def _moved(sandbox: Sandbox, state: SandboxState, now: datetime) -> Sandbox:

@@ -38,6 +38,8 @@ class Sandbox:
     detail: str | None = None
     error: ErrorCode | None = None
     """What a create of a sandbox that never ran is answered with."""
+    batch: str | None = None
+    """Of which prepared units it has one, since it was accepted; told by a tombstone too, for the next of its id."""
     exit_code: int | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None

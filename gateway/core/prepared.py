@@ -30,6 +30,8 @@ class Prepared:
     runtime: RuntimeName | None = None
     isolation: Isolation = "gvisor"
     image: str | None = None
+    batch: str = ""
+    """Names these units; asking again under the same id makes others, which nobody has claimed."""
 
     @property
     def total(self) -> Shape:

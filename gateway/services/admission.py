@@ -1,6 +1,6 @@
 """Taking in a create: the row that says what will be done, before anything is done."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlmodel import Session
@@ -87,9 +87,9 @@ def _begin(session: Session, application: Application, tombstone: Sandbox | None
             retry_after=10,
             sandbox_id=fresh.id,
         )
-    sandbox = dispatcher.after(fresh, answer, application.now)
     # In the same transaction: at no moment is a sandbox wanted twice, as pending or placed and as prepared.
-    prepared.claim(session, application.spec, application.now)
+    batch = prepared.claim(session, application.spec, application.now, None if tombstone is None else tombstone.batch)
+    sandbox = replace(dispatcher.after(fresh, answer, application.now), batch=batch)
     if tombstone is None:
         sandboxes.add(session, sandbox)
     else:

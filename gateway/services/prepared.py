@@ -64,9 +64,11 @@ class PreparedService:
 
         def fn(session: Session) -> Prepared | None:
             found = prepared.get(session, kind, prepare_id, now)
-            if found is not None:
-                prepared.remove(session, prepare_id)
-            return found
+            if found is None:
+                return None
+            # Claimed units go as well: what failing creates give back is wanted no more.
+            prepared.remove(session, prepare_id)
+            return found if found.count else None
 
         return await self._db.write(fn)
 
@@ -74,6 +76,7 @@ class PreparedService:
         now = self._clock.now()
         return Prepared(
             id=request.id or f"{_NAMES[kind]}-{self._new_id()[:16]}",
+            batch=self._new_id(),
             kind=kind,
             shape=shape,
             count=request.count,
@@ -86,10 +89,11 @@ class PreparedService:
 def _put(session: Session, asked: Prepared) -> Prepared:
     now = asked.updated_at
     other = next(kind for kind in PreparedKind if kind is not asked.kind)
-    if prepared.get(session, other, asked.id, now) is not None:
+    namesake = prepared.get(session, other, asked.id, now)
+    if namesake is not None and namesake.count:
         raise ApiError(ErrorCode.CONFLICT, f"{asked.id} is prepared as {other.value}s; choose another id")
     before = prepared.get(session, asked.kind, asked.id, now)
-    if before is None and prepared.count(session, now) >= limits.MAX_PREPARED:
+    if (before is None or not before.count) and prepared.count(session, now) >= limits.MAX_PREPARED:
         raise ApiError(
             ErrorCode.NO_ROOM,
             f"{limits.MAX_PREPARED} requests for prepared capacity stand already; delete some, or let them expire",

@@ -9,6 +9,7 @@ from sqlmodel import Session, col
 
 from gateway.core.inventory import bumped
 from gateway.core.model import Sandbox
+from gateway.store import prepared
 from gateway.store.db import StaleError, affected
 from gateway.store.mapping import sandbox_columns, sandbox_of
 from gateway.store.tables import LabelRow, SandboxRow
@@ -111,7 +112,7 @@ def add(session: Session, sandbox: Sandbox) -> Sandbox:
 def replace_deleted(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
     """Writes a new incarnation over the tombstone of an earlier one."""
     session.execute(delete(LabelRow).where(col(LabelRow.sandbox_id) == before.id))
-    written = save(session, before, after)
+    written = _write(session, before, after)
     _write_labels(session, after)
     return written
 
@@ -119,9 +120,18 @@ def replace_deleted(session: Session, before: Sandbox, after: Sandbox) -> Sandbo
 def save(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
     """Writes ``after`` over ``before``; the answer is ``after`` with its new version.
 
+    A prepared unit that ``after`` has no longer goes back in the same transaction.
+
     Raises:
         StaleError: the row is no longer ``before``.
     """
+    written = _write(session, before, after)
+    if before.batch is not None and after.batch is None:
+        prepared.give_back(session, before.batch)
+    return written
+
+
+def _write(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
     written = bumped(replace(after, version=before.version))
     statement = (
         update(SandboxRow)

@@ -32,6 +32,7 @@ class SandboxRow(SQLModel, table=True):
     isolation: str | None = None
     image_digest: str | None = None
     granted_gpus: int = 0
+    batch: str | None = None
     reason: str | None = None
     detail: str | None = Field(default=None, sa_type=Text)
     error: str | None = None
@@ -128,6 +129,8 @@ class PreparedRow(SQLModel, table=True):
     runtime: str | None = None
     isolation: str
     image: str | None = None
+    batch: str
+    """Names these units; a sandbox that has one of them carries it."""
     count: int
     """Units that nobody has claimed yet."""
     created_at: datetime

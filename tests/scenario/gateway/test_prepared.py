@@ -129,6 +129,58 @@ async def test_builders_are_a_list_of_their_own(here: World) -> None:
     assert await here.services.prepared.delete(PreparedKind.BUILDER, made.id) == made
 
 
+async def test_a_lease_of_builders_that_is_renewed_is_counted_once_and_runs_out(here: World) -> None:
+    async def count() -> tuple[int, int]:
+        told = await demand(here)
+        return len(told.prepared_builders), told.prepared_builder_count
+
+    async def lease(**fields: object) -> None:
+        await here.services.prepared.prepare_builders(BuilderPrepareRequest.model_validate(fields))
+
+    await lease(id="ci", count=2, ttl_seconds=60)
+    here.moved.advance(59)
+    await lease(id="ci", count=2, ttl_seconds=60)
+    assert await count() == (1, 2)
+    await lease(id="nightly", count=3, ttl_seconds=600)
+    assert await count() == (2, 5)
+    here.moved.advance(59)
+    await lease(id="ci", count=1, ttl_seconds=60)
+    assert await count() == (2, 4)
+    here.moved.advance(60)
+    assert await count() == (1, 3)
+    here.moved.advance(600)
+    assert await count() == (0, 0)
+
+
+async def test_a_sandbox_claims_no_builder_and_a_builder_is_no_resource(here: World) -> None:
+    await here.join()
+    await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
+    await here.services.sandboxes.create(spec("a", **SMALL))
+    told = await demand(here)
+    assert (told.prepared_builder_count, told.desired_resources.slots) == (2, 0)
+
+
+async def test_builders_and_sandboxes_share_names_and_the_bound(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_PREPARED", 1)
+    await here.join()
+    await prepare(here, count=1, id="x")
+    for name, code in (("x", ErrorCode.CONFLICT), ("y", ErrorCode.NO_ROOM)):
+        with pytest.raises(ApiError) as caught:
+            await here.services.prepared.prepare_builders(BuilderPrepareRequest(id=name))
+        assert caught.value.code is code
+    await here.services.sandboxes.create(spec("a", **SMALL))
+    await here.services.prepared.prepare_builders(BuilderPrepareRequest(id="x"))
+    assert (await demand(here)).prepared_builder_count == 1
+
+
+@pytest.mark.parametrize(
+    "body", [{"count": 0}, {"count": 101}, {"count": "1"}, {"ttl_seconds": 0}, {"id": "a/b"}, {"cpus": 1}, {"x": 1}]
+)
+def test_a_request_for_builders_without_sense_is_refused(body: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        BuilderPrepareRequest.model_validate(body)
+
+
 async def test_a_shape_that_nothing_could_hold_is_refused_at_once(here: World) -> None:
     await allow(here)
     with pytest.raises(ApiError) as caught:
