@@ -24,6 +24,10 @@ class Machine(Protocol):
     def ipv4(self) -> str:
         """Its address; `Booter.address` decides it."""
 
+    @property
+    def gpus(self) -> int:
+        """How many its operating system finds, whatever was sold."""
+
 
 class Booter(Protocol):
     """Brings emulated machines to life.

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,14 @@ class GatewayProcess:
 
 
 @contextlib.contextmanager
-def gateway_process(state_dir: Path, port: int = 0) -> Iterator[GatewayProcess]:
-    """Runs until the ``with`` block ends; needs a token in the database."""
+def gateway_process(
+    state_dir: Path, port: int = 0, environ: Mapping[str, str] | None = None
+) -> Iterator[GatewayProcess]:
+    """Runs until the ``with`` block ends; needs a token in the database.  ``environ`` adds to this process's own."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.cli", "gateway", "run", "--port", str(port), "--state-dir", str(state_dir)],
         cwd=ROOT,
+        env={**os.environ, **(environ or {})},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

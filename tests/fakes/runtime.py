@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
@@ -358,6 +358,15 @@ class FakeRuntime(SandboxRuntime):
 
     def _kill_all(self, sandbox_id: str) -> None:
         self._signal_all(sandbox_id, signal.SIGKILL)
+
+
+class FakeGpuRuntime(FakeRuntime):
+    """The same under the name of the engine that gives GPUs to sandboxes."""
+
+    name: ClassVar[RuntimeName] = "docker"
+
+    def probe(self) -> RuntimeFacts:
+        return replace(super().probe(), gpus=True)
 
 
 def _readable(descriptors: list[int], *, wait: bool = True, writable: int | None = None) -> list[int]:

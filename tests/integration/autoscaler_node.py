@@ -1,11 +1,13 @@
-"""A whole node agent over the fake runtime, as a process: what an instance of the `local` provider runs in tests."""
+"""A whole node agent over the fake runtime, as a process: what an instance runs in tests of a fleet."""
 
+import os
 import sys
 from pathlib import Path
+from unittest import mock
 
-from node_agent.main import run
+from node_agent import main as agent
 from node_agent.settings import load_settings
-from tests.fakes.runtime import FakeRuntime
+from tests.fakes.runtime import FakeGpuRuntime, FakeRuntime
 
 ROOT = Path(__file__).parents[2]
 CODE = f"""
@@ -16,10 +18,17 @@ main(sys.argv[1])
 """
 COMMAND = (sys.executable, "-c", CODE, "${dir}/node.toml")
 """For ``node_command``."""
+GPUS = "FAKE_GPUS"
+"""Environment variable with the number of GPUs that the machine is said to have."""
 
 
 def main(config: str) -> None:
     """Runs it until SIGTERM."""
     settings = load_settings(Path(config))
-    runtime = FakeRuntime(settings.root / "fake")
-    run(settings, {"runsc": lambda _: runtime})
+    gpus = int(os.environ.get(GPUS, "0"))
+    engines = {
+        "runsc": lambda _: FakeRuntime(settings.root / "fake"),
+        "docker": lambda _: FakeGpuRuntime(settings.root / "fake-docker"),
+    }
+    with mock.patch.object(agent, "count_gpus", lambda: gpus):
+        agent.run(settings, engines)

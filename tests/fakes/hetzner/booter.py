@@ -33,6 +33,7 @@ class Machine:
     disk_gb: float
     location: str
     image: str
+    gpus: int = 0
 
 
 class Booter(Protocol):

@@ -96,6 +96,11 @@ class Auth:
         for token in self.api.values():
             token.revoked = token.revoked or token.id == token_id
 
+    def restore(self, token_id: str) -> None:
+        """Undoes `revoke`, as a new token in the old one's place would."""
+        for token in self.api.values():
+            token.revoked = token.revoked and token.id != token_id
+
     def _api_caller(self, bearer: str) -> Caller:
         if "-" not in bearer:
             raise ApiError(403, "Invalid token supplied")

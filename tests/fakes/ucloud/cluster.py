@@ -70,6 +70,7 @@ class Guest:
     """Text of the init script if it runs at this boot: once for each disk."""
     files: dict[str, str]
     """What is mounted, by path inside the guest."""
+    gpus: int = 0
 
 
 @dataclass
@@ -263,7 +264,8 @@ class Cluster:
         vm.init_done = vm.init_done or bool(script)
         if (booter := self._booter) is not None:
             user_data, address = vm.labels.get(USER_DATA, ""), vm.labels[SERVICE_ADDRESS]
-            guest = Guest(vm.job_id, vm.name, dict(vm.labels), user_data, address, script, mounted)
+            gpus = 0 if self.faults.take("no_gpu", "boot") is not None else vm.product.gpu
+            guest = Guest(vm.job_id, vm.name, dict(vm.labels), user_data, address, script, mounted, gpus)
             self._effects.put(lambda: booter.boot(guest))
 
     def _mounted(self, vm: Vm) -> dict[str, str]:

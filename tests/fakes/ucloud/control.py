@@ -100,6 +100,8 @@ class Control:
             auth.members.clear()
         elif what == "revoke":
             auth.revoke("1")
+        elif what == "restore":
+            auth.restore("1")
 
     def clock_skew(self, body: dict[str, Any]) -> None:
         self.world.core.skew = float(body["seconds"])
