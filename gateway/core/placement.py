@@ -1,8 +1,9 @@
 """Where a sandbox goes: a pure function over all nodes.
 
 Best fit: of the nodes with room, the one that would have the smallest share of its resources left; that keeps large
-holes open for large sandboxes, and GPU nodes for GPU work.  Ties go to the smaller node id, so the answer depends on
-the arguments alone.
+holes open for large sandboxes.  A node with GPUs takes other work only where no other node has room: what runs there
+holds the dear machine after its GPU work has ended.  Ties go to the smaller node id, so the answer depends on the
+arguments alone.
 """
 
 from collections.abc import Iterable, Sequence
@@ -102,7 +103,8 @@ def _place(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCei
     # `min` takes the first of equals, and rooms are sorted by id.
     fitting = [(left, room) for room in rooms if (left := _left(need, room)) is not None and not _refusal(wanted, room)]
     if fitting:
-        node = min(fitting, key=lambda pair: pair[0])[1].node
+        spared = not _wants_gpus(wanted)
+        node = min(fitting, key=lambda pair: (spared and pair[1].node.total.gpus > 0, pair[0]))[1].node
         runtime = runtime_for(wanted, node)
         assert runtime is not None  # noqa: S101 - narrows for the type checker; `_refusal` has looked
         return Placed(node.id, runtime, node.total.gpus if wanted.all_gpus else wanted.shape.gpus)

@@ -53,6 +53,13 @@ def test_gpu_nodes_are_kept_for_gpu_work() -> None:
     assert place(wanted, rooms) == Placed("a-gpu", "docker", 2)
 
 
+def test_a_gpu_node_that_is_fuller_still_takes_other_work_last() -> None:
+    busy = Shape(cpus=14, memory_mb=60_000, disk_mb=400_000, gpus=4, slots=90)
+    gpu = room("a-gpu", GPU, busy, runtimes=(RUNSC, DOCKER))
+    assert place(Wanted(ONE), [gpu, room("b-cpu", BIG)]) == Placed("b-cpu", "runsc", 0)
+    assert place(Wanted(ONE), [gpu, room("b-cpu", SMALL, SMALL)]) == Placed("a-gpu", "runsc", 0)
+
+
 def test_a_builder_holds_no_sandbox_and_says_nothing_of_what_could_fit() -> None:
     builder = room("builder", BIG, role="builder")
     assert place(Wanted(ONE), [builder]) == NoRoom(())
