@@ -1,7 +1,7 @@
 # Every target does its own set-up; the second time that takes a moment.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up demo doctor test unit check format docs bench soak setup python engines tools clean
+.PHONY: help up demo doctor test unit check format docs bench soak setup python engines tools borrow clean
 
 VENV := .venv/bin
 # Arguments of your own for the command behind a target, e.g.  make up ARGS='--port 8391'  or  make test ARGS='-k placement -x'
@@ -19,10 +19,10 @@ demo: python engines  ## run the README's example in a real gVisor sandbox, then
 doctor: python  ## what this machine has, what it lacks, and the cure
 	@$(VENV)/sandboxes doctor $(ARGS)
 
-test: python engines  ## all tests but the long ones (root; real engines)
+test: python engines borrow  ## all tests but the long ones (root; real engines)
 	@$(VENV)/python -m pytest -q -m 'not soak' -n 3 --dist loadgroup $(ARGS)
 
-unit: python  ## the tests that need neither root nor engines
+unit: python borrow  ## the tests that need neither root nor engines
 	@$(VENV)/python -m pytest -q -m 'not soak and not engine' -n 2 --dist loadgroup $(ARGS)
 
 check: python tools  ## format, lint, types, import arrows, shell scripts
@@ -58,6 +58,9 @@ engines:
 tools:
 	@bash setup/packages.sh check
 
+borrow:
+	@bash setup/borrow.sh
+
 clean:  ## remove the virtual environment and all caches of this checkout
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist sdk/dist
+	rm -rf .venv .borrowed .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist sdk/dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
