@@ -14,6 +14,7 @@ from autoscaler.core.model import Boot, FleetPolicy, Intent, World
 from autoscaler.core.policy import fallback
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
+from autoscaler.turn import Turn
 from gateway.wire.nodes import JoinTokenRequest
 from providers.base import Applied, ComputeProvider, Create, ErrorKind, ProviderError, Ref, Scope
 
@@ -97,30 +98,39 @@ class Creator:
         self._journal.add(intents)
         return intents
 
-    def boot(self, boot: Boot, intent: Intent, world: World | None) -> None:
+    def boot(self, boot: Boot, intent: Intent, world: World, turn: Turn) -> None:
         """Makes the instance of a new intent; while its offer cannot be had, of the next offer that fits.
 
         Each refusal backs its offer off, so this ends with the offers.  A try whose outcome is unknown ends it too: it
         may have made something.
         """
-        while (error := self.create(intent)) is not None:
-            if error.kind is not ErrorKind.CAPACITY or world is None:
+        while (error := self.create(intent, turn)) is not None:
+            if error.kind is not ErrorKind.CAPACITY:
                 return
-            # What is left of the limits is in the journal, not in the plan.
+            instead = self._instead(boot, world, turn)
+            if instead is None:
+                return
+            boot, intent = instead
+
+    def _instead(self, refused: Boot, world: World, turn: Turn) -> tuple[Boot, Intent] | None:
+        """The boot that stands in for one that was refused, written down."""
+        # What is left of the limits is in the journal, not in the plan; other lanes take of it, too.
+        with turn.writing():
             world = replace(world, intents=self._journal.open_intents(), backoffs=self._journal.backoffs())
-            instead = fallback(world, self._policy, self._clock.now(), boot)
+            instead = fallback(world, self._policy, self._clock.now(), refused)
             for wait in instead.waits:
                 log.info("%s: %s", wait.subject, wait.reason)
             boots = [action for action in instead.actions if isinstance(action, Boot)]
-            if not boots:
-                return
-            (boot,), (intent,) = boots, self.write(boots)
+            return (boots[0], self.write(boots)[0]) if boots else None
 
-    def create(self, intent: Intent) -> ProviderError | None:
+    def create(self, intent: Intent, turn: Turn) -> ProviderError | None:
         """Sends the create of an intent, for the first time or again.
 
         Returns:
             The refusal, if it is sure that nothing was made.
+
+        Raises:
+            TurnOverError: it is too late to begin; nothing was sent.
         """
         provider = self._providers[intent.provider]
         now = self._clock.now()
@@ -130,10 +140,11 @@ class Creator:
         if intent.attempts and self._is_there(provider, intent, again_at):
             return None
         order = self._order(intent, now)
-        if intent.state is S.PLANNED:
-            intent = self._move(intent, S.CALLING, "", attempts=tries, next_try_at=again_at)
-        else:
-            intent = self._amend(intent, f"try {tries}", attempts=tries, next_try_at=again_at)
+        with turn.writing():
+            if intent.state is S.PLANNED:
+                intent = self._move(intent, S.CALLING, "", attempts=tries, next_try_at=again_at)
+            else:
+                intent = self._amend(intent, f"try {tries}", attempts=tries, next_try_at=again_at)
         try:
             instance = provider.create(order)
         except ProviderError as error:

@@ -5,7 +5,9 @@ under the same name, which cannot make a second instance; one that was given up 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
+from functools import partial
 
 from autoscaler.clock import Clock
 from autoscaler.core import backoff
@@ -28,8 +30,10 @@ from autoscaler.core.rows import DRIFT
 from autoscaler.creating import Chances, Creator
 from autoscaler.creating import Preparation as Preparation
 from autoscaler.creating import new_operation_id as new_operation_id
+from autoscaler.lanes import GATEWAY, Lanes
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
+from autoscaler.turn import Turn, TurnOverError
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorCode
 from providers.base import ComputeProvider, Deleted, ProviderError, Ref
@@ -37,6 +41,7 @@ from providers.base import ComputeProvider, Deleted, ProviderError, Ref
 log = logging.getLogger(__name__)
 
 S = IntentState
+Step = Callable[[], None]
 
 
 class Executor:
@@ -59,38 +64,55 @@ class Executor:
         self._clock = clock
         self._creator = Creator(journal, providers, gateway, policy, preparations, clock, chances)
 
-    def carry_out(
-        self, plan: Plan, is_stopping: Callable[[], bool] = lambda: False, world: World | None = None
-    ) -> None:
-        """Does every action, in order; one that fails does not stop the others.
+    def carry_out(self, plan: Plan, world: World, turn: Turn, lanes: Lanes, *, first: Sequence[Step] = ()) -> None:
+        """Does every action, those of each provider in order and beside those of the others.
+
+        One that fails does not stop the others.  What takes too long goes on in its lane, and until it ends, that
+        provider counts as blind.
 
         Args:
             plan: what to do.
-            is_stopping: asked before each action; the rest is left to the next start.
-            world: what the plan was made from; without it no other offer is tried in place of one that is refused.
+            world: what the plan was made from.
+            turn: ends with the time for all of it.
+            lanes: where it acts; those in which the world was looked at.
+            first: what the gateway is told before anything else.
         """
-        booted = iter(self._creator.write([action for action in plan.actions if isinstance(action, Boot)]))
-        for action in plan.actions:
-            if is_stopping():
-                return
-            try:
-                if isinstance(action, Boot):
-                    self._creator.boot(action, next(booted), world)
-                else:
-                    self._do(action)
-            except (GatewayError, GatewayUnreachableError) as error:
-                level = logging.DEBUG if isinstance(action, Forget) else logging.WARNING
-                log.log(level, "%s waits for the gateway: %s", type(action).__name__, error)
-            except Exception:
-                # One broken action must not hold up the deletes behind it; its row says where it stands.
-                log.exception("%s failed", action)
+        work = self._sorted(plan, world, turn)
+        work[GATEWAY] = [*first, *work.get(GATEWAY, [])]
+        begun = [lanes.start(lane, partial(_each, steps, turn)) for lane, steps in work.items() if steps]
+        done, late = wait([future for future in begun if future is not None], turn.seconds)
+        turn.end()
+        for future in done:
+            future.result()
+        if late:
+            log.warning(
+                "calls in %d lanes have not ended in time; they go on, and nothing new is begun there", len(late)
+            )
 
-    def _do(self, action: Action) -> None:
+    def _sorted(self, plan: Plan, world: World, turn: Turn) -> dict[str, list[Step]]:
+        """The steps of each lane."""
+        booted = iter(self._creator.write([action for action in plan.actions if isinstance(action, Boot)]))
+        homes = {intent.operation_id: intent.provider for intent in world.intents}
+        lanes: dict[str, list[Step]] = {}
+        for action in plan.actions:
+            match action:
+                case Boot():
+                    lane, do = action.provider, partial(self._creator.boot, action, next(booted), world, turn)
+                case Retry() | Stop():
+                    lane, do = homes[action.operation_id], partial(self._do, action, turn)
+                case Sweep():
+                    lane, do = action.provider, partial(self._do, action, turn)
+                case Drain() | CancelDrain() | Forget():
+                    lane, do = GATEWAY, partial(self._do, action, turn)
+            lanes.setdefault(lane, []).append(partial(_guarded, action, do))
+        return lanes
+
+    def _do(self, action: Action, turn: Turn) -> None:
         match action:
             case Retry():
-                self._creator.create(self._journal.intent(action.operation_id))
+                self._creator.create(self._journal.intent(action.operation_id), turn)
             case Drain():
-                self._drain(action)
+                self._drain(action, turn)
             case CancelDrain():
                 # The call first: if its answer is lost, the row still says that the node is to be stopped.
                 self._gateway.drain(action.node_id, draining=False)
@@ -98,7 +120,7 @@ class Executor:
                 cause = "" if known == DRIFT else known
                 self._move(action.operation_id, S.READY, action.reason, drain_mark=None, cause=cause)
             case Stop():
-                self._stop(action)
+                self._stop(action, turn)
             case Sweep():
                 self._journal.record(self._clock.now(), action.instance_id, "sweep", action.reason)
                 self._providers[action.provider].delete(Ref(id=action.instance_id))
@@ -108,26 +130,27 @@ class Executor:
 
     # -- drain and stop -----------------------------------------------------------------------------------------------
 
-    def _drain(self, action: Drain) -> None:
+    def _drain(self, action: Drain, turn: Turn) -> None:
         intent = self._journal.intent(action.operation_id)
         if intent.state is S.READY:
-            self._move(
-                action.operation_id, S.DRAINING, action.reason, drain_mark=None, cause=action.cause or intent.cause
-            )
+            cause = action.cause or intent.cause
+            with turn.writing():
+                self._move(action.operation_id, S.DRAINING, action.reason, drain_mark=None, cause=cause)
         record = self._gateway.drain(action.node_id, draining=True)
         mark = record.heartbeat_at.timestamp() if record.heartbeat_at is not None else 0.0
         self._amend(action.operation_id, action.reason, drain_mark=mark)
 
-    def _stop(self, action: Stop) -> None:
+    def _stop(self, action: Stop, turn: Turn) -> None:
         intent = self._journal.intent(action.operation_id)
         if action.drained and not self._is_still_drained(intent):
             return
         now = self._clock.now()
         again_at = now + self._policy.delete_retry_seconds
-        if intent.state is S.DELETING:
-            intent = self._amend(intent.operation_id, action.reason, next_try_at=again_at)
-        else:
-            intent = self._move(intent.operation_id, S.DELETING, action.reason, next_try_at=again_at)
+        with turn.writing():
+            if intent.state is S.DELETING:
+                intent = self._amend(intent.operation_id, action.reason, next_try_at=again_at)
+            else:
+                intent = self._move(intent.operation_id, S.DELETING, action.reason, next_try_at=again_at)
         if action.boot_failed:
             self._creator.boot_failed(intent, action.reason)
         try:
@@ -161,3 +184,24 @@ class Executor:
 
     def _amend(self, operation_id: str, reason: str, **changes: object) -> Intent:
         return self._journal.amend(operation_id, now=self._clock.now(), reason=reason, **changes)
+
+
+def _each(steps: Sequence[Step], turn: Turn) -> None:
+    """One lane of a tick."""
+    for step in steps:
+        if turn.is_over():
+            return
+        step()
+
+
+def _guarded(action: Action, do: Step) -> None:
+    """One action.  A broken one must not hold up the deletes behind it; its row says where it stands."""
+    try:
+        do()
+    except TurnOverError:
+        log.info("%s is left to the next tick", type(action).__name__)
+    except (GatewayError, GatewayUnreachableError) as error:
+        level = logging.DEBUG if isinstance(action, Forget) else logging.WARNING
+        log.log(level, "%s waits for the gateway: %s", type(action).__name__, error)
+    except Exception:
+        log.exception("%s failed", action)

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Protocol
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core import backoff
@@ -12,17 +12,19 @@ from autoscaler.core.lookup import Listed, listed
 from autoscaler.core.model import FleetPolicy, Intent, Node, ProviderView, Waiting, World
 from autoscaler.core.stopping import strays
 from autoscaler.core.views import node_of, wanted
+from autoscaler.lanes import GATEWAY, Lanes
+from autoscaler.looking import Lookout
+from autoscaler.looking import Pace as Pace
 from autoscaler.memory import Lasting
 from autoscaler.store.journal import Journal
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord
-from providers.base import ComputeProvider, ErrorKind, Offer, ProviderError
+from providers.base import ComputeProvider
 
 log = logging.getLogger(__name__)
 
-OFFERS_SECONDS: Final = 60.0
-"""Offers are asked for this often; a failed answer leaves the last ones standing."""
+Asked = tuple[list[NodeRecord], Demand]
 
 
 class Gateway(Protocol):
@@ -47,16 +49,6 @@ class Gateway(Protocol):
         """Tells what could be had at most."""
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How long an observer waits for what."""
-
-    heartbeat_seconds: float = 0.0
-    """After a start nothing is changed until every node has had this long to be heard of, unless there is none."""
-    list_seconds: float = 0.0
-    """Between two listings of a provider that counts calls."""
-
-
 class Observer:
     """Makes a `World` a tick, and keeps in mind what the last one lacked.
 
@@ -76,7 +68,7 @@ class Observer:
         policy: FleetPolicy | None = None,
         pace: Pace = Pace(),
     ) -> None:
-        self._providers = providers
+        self._lookout = Lookout(providers, clock, pace)
         self._gateway = gateway
         self._journal = journal
         self._clock = clock
@@ -84,25 +76,30 @@ class Observer:
         self._pools = {pool.name: pool for pool in policy.pools} if policy is not None else {}
         self._leftover_seconds = policy.orphan_seconds if policy is not None else float("inf")
         self._pace = pace
-        self._listed_at: dict[str, float] = {}
         self._synced_at: float | None = None
         self._pressed = Lasting()
         self._pressed_at: dict[str, float] = {}
         self._left = Lasting()
-        self._offers: dict[str, tuple[float, tuple[Offer, ...]]] = {}
-        self._quiet_until: dict[str, float] = {}
         self._missing: frozenset[str] = frozenset()
-        self._strays: frozenset[str] = frozenset()
+        self._strays: dict[str, frozenset[str]] = {}
         self._unknown_nodes: frozenset[str] = frozenset()
 
-    def observe(self) -> World:
-        """Asks every provider and the gateway once.  Nothing here raises for a failing one of them."""
+    def observe(self, lanes: Lanes) -> World:
+        """Asks every provider and the gateway, all at once.  Nothing here raises for a failing or slow one of them.
+
+        Args:
+            lanes: where they are asked.
+        """
         settled, backoffs = self._guard.is_settled(), self._journal.backoffs()
         jumped = backoffs.get(backoff.CLOCK)
-        # Rows first: an instance that is made after this is not listed yet, and its row is not there yet either.
+        asked = lanes.start(GATEWAY, self._ask)
+        begun = self._lookout.begin(lanes)
+        # Rows after that: what was done in these lanes before is written down, and while they look nothing is done.
         intents = self._journal.open_intents()
-        nodes, waiting, builders = self._fleet()
-        views = {name: self._view(name, provider) for name, provider in self._providers.items()}
+        awaited: list[Future[Any]] = [*begun, asked] if asked is not None else [*begun]
+        wait(awaited, self._pace.look_seconds)
+        nodes, waiting, builders = self._fleet(asked)
+        views = self._lookout.views()
         world = World(
             intents=intents,
             gone=self._journal.gone_names(),
@@ -116,7 +113,7 @@ class Observer:
             clock_settled=settled and (jumped is None or self._clock.now() >= jumped.until),
             synced=self._is_synced(intents, nodes, views),
             missing_before=self._missing,
-            strays_before=self._strays,
+            strays_before=frozenset().union(*self._strays.values()),
             unknown_nodes_before=self._unknown_nodes,
             leftovers_before=self._leftovers(views),
         )
@@ -150,14 +147,23 @@ class Observer:
                 }
         return frozenset(found)
 
-    def _fleet(self) -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...], int]:
-        """Nodes and demand, or nothing of both: a plan needs them of one moment."""
+    def _ask(self) -> Asked | str:
+        """Nodes and demand, or why not."""
         try:
-            records = self._gateway.nodes()
-            demand = self._gateway.demand()
+            return self._gateway.nodes(), self._gateway.demand()
         except (GatewayError, GatewayUnreachableError) as error:
-            log.warning("the gateway cannot be asked, so nothing is scaled: %s", error)
+            return str(error)
+
+    def _fleet(self, asked: "Future[Asked | str] | None") -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...], int]:
+        """Nodes and demand, or nothing of both: a plan needs them of one moment."""
+        if asked is None or not asked.done():
+            found: Asked | str = f"it has not answered within {self._pace.look_seconds:.0f} s"
+        else:
+            found = asked.result()
+        if isinstance(found, str):
+            log.warning("the gateway cannot be asked, so nothing is scaled: %s", found)
             return None, (), 0
+        records, demand = found
         lasting = self._pressure(records)
         nodes = tuple(
             node_of(record, lasting.get(record.id, 0.0), self._pressed_at.get(record.id)) for record in records
@@ -180,38 +186,6 @@ class Observer:
         self._pressed_at = {node: at for node, at in self._pressed_at.items() if node in known}
         return self._pressed.seen("nodes", pressed, self._clock.monotonic())
 
-    def _view(self, name: str, provider: ComputeProvider) -> ProviderView:
-        offers = self._offers.get(name, (0.0, ()))[1]
-        if self._clock.monotonic() < self._quiet_until.get(name, 0.0):
-            return ProviderView(provider.caps, None, offers=offers, problem="it asked for fewer calls")
-        rest = self._listed_at.get(name, float("-inf")) + self._pace.list_seconds - self._clock.monotonic()
-        if provider.caps.calls_per_hour is not None and rest > 0:
-            problem = f"it is listed again in {rest:.0f} s"
-            return ProviderView(provider.caps, None, offers=offers, problem=problem, is_resting=True)
-        try:
-            inventory = provider.list()
-            self._listed_at[name] = self._clock.monotonic()
-            offers = self._fresh_offers(name, provider)
-        except ProviderError as error:
-            if error.kind is ErrorKind.RATE_LIMIT:
-                self._quiet_until[name] = self._clock.monotonic() + (error.retry_after or 60.0)
-            log.warning("provider %s cannot be asked (%s): %s", name, error.kind, error)
-            return ProviderView(provider.caps, None, offers=offers, problem=str(error))
-        except Exception as error:
-            # A plugin that breaks must not stop the other providers; it is blind until it answers.
-            log.exception("provider %s broke", name)
-            return ProviderView(provider.caps, None, offers=offers, problem=f"{type(error).__name__}: {error}")
-        taken_at = inventory.taken_at.timestamp()
-        return ProviderView(provider.caps, inventory.instances, taken_at, offers, inventory.leftovers)
-
-    def _fresh_offers(self, name: str, provider: ComputeProvider) -> tuple[Offer, ...]:
-        asked_at, offers = self._offers.get(name, (float("-inf"), ()))
-        if self._clock.monotonic() - asked_at < OFFERS_SECONDS:
-            return offers
-        fresh = tuple(provider.offers())
-        self._offers[name] = (self._clock.monotonic(), fresh)
-        return fresh
-
     def _remember(self, world: World) -> None:
         """What this look lacked, for the next one.  What could not be seen keeps its last mark."""
         missing: set[str] = set()
@@ -224,10 +198,10 @@ class Observer:
             had_node = intent.state in (IntentState.READY, IntentState.DRAINING)
             if had_node and (intent.name not in registered if world.nodes is not None else _kept(intent, world)):
                 unknown.add(intent.operation_id)
-        # A blind provider has shown nothing, so what was seen there before has to be seen twice anew.
-        stray = {instance.id for name in seen for instance in strays(world, name, seen[name], world.providers[name])}
+        for name, each in seen.items():
+            found = strays(world, name, each, world.providers[name])
+            self._strays[name] = frozenset(instance.id for instance in found)
         self._missing, self._unknown_nodes = frozenset(missing), frozenset(unknown)
-        self._strays = frozenset(stray)
 
     @staticmethod
     def _is_missing(intent: Intent, world: World, seen: Mapping[str, Listed]) -> bool:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from autoscaler.clock import Clock
@@ -13,8 +14,10 @@ from autoscaler.core.model import BackOff, Finding, FleetPolicy, Move, Plan, Wor
 from autoscaler.core.policy import plan
 from autoscaler.core.settle import applied, settle
 from autoscaler.execute import Executor
+from autoscaler.lanes import Lanes, Serial
 from autoscaler.observe import Gateway, Observer
 from autoscaler.store.journal import Journal
+from autoscaler.turn import Turn
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.capacity import Ceilings
 
@@ -39,6 +42,7 @@ class Reconciler:
 
     Args:
         executor: ``None`` to only look: then nothing is written and nothing is called but listings.
+        lanes: where everybody is called.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Reconciler:
         policy: FleetPolicy,
         clock: Clock,
         executor: Executor | None,
+        lanes: Lanes = Serial(),
     ) -> None:
         self._observer = observer
         self._journal = journal
@@ -57,12 +62,13 @@ class Reconciler:
         self._policy = policy
         self._clock = clock
         self._executor = executor
+        self._lanes = lanes
         self._told: Ceilings | None = None
         self._told_at = float("-inf")
 
     def look(self) -> Report:
         """What a tick would find and do now; changes nothing."""
-        world = self._observer.observe()
+        world = self._observer.observe(self._lanes)
         now = self._clock.now()
         findings = settle(world, self._policy, now)
         settled = applied(world, findings, now)
@@ -79,8 +85,8 @@ class Reconciler:
         for finding in report.findings:
             log.info("%s", _words(finding))
         self._release(report)
-        self._tell_ceilings(report.world)
-        self._executor.carry_out(report.plan, is_stopping, report.world)
+        first = self._to_tell(report.world)
+        self._executor.carry_out(report.plan, report.world, Turn(is_stopping), self._lanes, first=first)
         return report
 
     def prune(self) -> None:
@@ -104,11 +110,15 @@ class Reconciler:
         if held:
             self._journal.release(held)
 
-    def _tell_ceilings(self, world: World) -> None:
+    def _to_tell(self, world: World) -> list[Callable[[], None]]:
+        """What the gateway shall hear, if it can be asked and does not know it."""
         told = ceilings(world, self._policy)
         recently = self._clock.monotonic() - self._told_at < CEILINGS_SECONDS
-        if told is None or (told == self._told and recently):
-            return
+        if world.nodes is None or told is None or (told == self._told and recently):
+            return []
+        return [partial(self._tell, told)]
+
+    def _tell(self, told: Ceilings) -> None:
         try:
             self._gateway.put_ceilings(told)
         except (GatewayError, GatewayUnreachableError) as error:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.core import naming
 from autoscaler.core.model import OfferKey
 from autoscaler.observe import Observer, Pace
-from providers.base import Applied, ErrorKind, Scope
+from providers.base import Applied, Create, ErrorKind, Scope
 from tests.scenario.autoscaler.fleet import Fleet, pool
 
 HERE, THERE = OfferKey("small", "here"), OfferKey("small", "there")
@@ -15,6 +16,21 @@ HERE, THERE = OfferKey("small", "here"), OfferKey("small", "there")
 @pytest.fixture
 def two(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path, pool(name="east", provider="east"), pool(name="west", provider="west"))
+
+
+@pytest.fixture
+def fleet_of_one(tmp_path: Path) -> Fleet:
+    fleet = Fleet(tmp_path)
+    (sandbox,) = fleet.ask()
+    fleet.until(lambda: sandbox in fleet.gateway.placed)
+    return fleet
+
+
+def paced(fleet: Fleet, pace: Pace) -> None:
+    fleet.reconciler._observer = Observer(
+        fleet.providers, fleet.gateway, fleet.journal, fleet.clock, fleet.reconciler._observer._guard,
+        policy=fleet.policy, pace=pace,
+    )  # fmt: skip
 
 
 def states(fleet: Fleet, name: str) -> list[str]:
@@ -99,10 +115,7 @@ def test_a_new_process_with_rows_waits_a_heartbeat_period_before_it_changes_anyt
     fleet = Fleet(tmp_path, pool(min=1))
     fleet.until(lambda: fleet.states() == ["ready"])
     fleet.restart()
-    fleet.reconciler._observer = Observer(
-        fleet.providers, fleet.gateway, fleet.journal, fleet.clock, fleet.reconciler._observer._guard,
-        policy=fleet.policy, pace=Pace(heartbeat_seconds=7.0),
-    )  # fmt: skip
+    paced(fleet, Pace(heartbeat_seconds=7.0))
     fleet.ask(20)
     seen = [bool(fleet.tick().plan.actions) for _ in range(6)]
     assert seen[:4] == [False] * 4
@@ -111,12 +124,30 @@ def test_a_new_process_with_rows_waits_a_heartbeat_period_before_it_changes_anyt
 
 def test_a_provider_that_counts_calls_is_listed_at_its_pace(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, pool(min=1))
-    fleet.reconciler._observer._pace = Pace(list_seconds=10.0)
+    paced(fleet, Pace(list_seconds=10.0))
     for _ in range(30):
         fleet.tick()
     assert fleet.cloud.calls.count("list") == 6
     fleet.until(lambda: fleet.states() == ["ready"])
     assert len(fleet.cloud.created) == 1
+
+
+def test_an_orphan_goes_although_its_provider_is_not_listed_at_every_look(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, pool(), orphan_seconds=60.0)
+    paced(fleet, Pace(list_seconds=10.0))
+    operation = "lostlostlost"
+    name, labels = naming.instance_name("test", "old", operation), naming.labels("test", "old", "sandbox", operation)
+    fleet.provider.create(Create(name, operation, "test", "old", "small", "here", "image", "", labels))
+    fleet.until(lambda: not fleet.cloud.machines, 60)
+
+
+def test_without_a_catalogue_nothing_is_bought_and_deletes_go_on(fleet_of_one: Fleet) -> None:
+    fleet = fleet_of_one
+    for name in [*fleet.gateway.placed]:
+        fleet.gateway.finish(name)
+    for _ in range(500):
+        fleet.cloud.fail_next("offers", ErrorKind.RATE_LIMIT, Applied.NO)
+    fleet.until(lambda: not fleet.cloud.machines and not fleet.states())
 
 
 def test_gone_instances_are_paid_for_in_the_ledger(tmp_path: Path) -> None:

@@ -1,0 +1,212 @@
+"""Lanes, turns and listings with real threads; a call hangs until the test lets it go."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from autoscaler.clock import Clock
+from autoscaler.lanes import Serial, Threads
+from autoscaler.looking import FRESH_SECONDS, Lookout, Pace
+from autoscaler.turn import Turn, TurnOverError
+from providers.base import Inventory
+from providers.testing.fake import FakeCloud, FakeProvider
+
+SOON = 20.0
+
+
+class HandClock(Clock):
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Hanging(FakeProvider):
+    """Its listings wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeCloud(), "test")
+        self.let_go = threading.Event()
+
+    def list(self) -> Inventory:
+        found = super().list()
+        assert self.let_go.wait(SOON)
+        return found
+
+
+@pytest.fixture
+def lanes() -> Iterator[Threads]:
+    made = Threads()
+    yield made
+    made.close()
+
+
+def ended(future: "Future[object] | None") -> object:
+    assert future is not None
+    return future.result(SOON)
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_at_a_time_in_a_lane_and_several_side_by_side(lanes: Threads) -> None:
+    let_go = threading.Event()
+    hangs = lanes.start("one", lambda: let_go.wait(SOON))
+    assert lanes.start("one", lambda: None) is None
+    assert ended(lanes.start("two", lambda: 2)) == 2
+    let_go.set()
+    assert ended(hangs) is True
+    assert ended(lanes.start("one", lambda: 1)) == 1
+
+
+def test_a_lane_keeps_its_thread(lanes: Threads) -> None:
+    first, second = (ended(lanes.start("one", threading.get_ident)) for _ in range(2))
+    assert first == second != threading.get_ident()
+
+
+def test_what_the_work_raises_reaches_who_waits(lanes: Threads) -> None:
+    def broken() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        ended(lanes.start("one", broken))
+    with pytest.raises(KeyError):
+        Serial().start("one", broken)
+    assert ended(lanes.start("one", lambda: 1)) == 1
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_once_the_turn_is_over() -> None:
+    turn = Turn()
+    with turn.writing():
+        pass
+    turn.end()
+    assert turn.is_over()
+    with pytest.raises(TurnOverError), turn.writing():
+        raise AssertionError
+    with pytest.raises(TurnOverError), Turn(lambda: True).writing():
+        raise AssertionError
+
+
+def test_the_end_waits_for_who_is_writing(lanes: Threads) -> None:
+    turn, inside, let_go, written = Turn(), threading.Event(), threading.Event(), list[str]()
+
+    def write() -> None:
+        with turn.writing():
+            inside.set()
+            assert let_go.wait(SOON)
+            written.append("row")
+
+    lanes.start("one", write)
+    assert inside.wait(SOON)
+
+    def end() -> list[str]:
+        turn.end()
+        return [*written]
+
+    ending = lanes.start("two", end)
+    let_go.set()
+    assert ended(ending) == ["row"]
+
+
+def test_limits_are_checked_by_one_lane_after_the_other(lanes: Threads) -> None:
+    turn, rows, most = Turn(), list[int](), 5
+
+    def fill(number: int) -> None:
+        for _ in range(200):
+            with turn.writing():
+                if len(rows) < most:
+                    rows.append(number)
+
+    begun = [lanes.start(str(number), lambda number=number: fill(number)) for number in range(8)]  # type: ignore[misc]
+    for future in begun:
+        ended(future)
+    assert len(rows) == most
+
+
+# -- listings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[Hanging, HandClock, Lookout]]:
+    hanging, clock = Hanging(), HandClock()
+    providers = {"hangs": hanging, "works": FakeProvider(FakeCloud(), "test")}
+    yield hanging, clock, Lookout(providers, clock, Pace(look_seconds=0.0))
+    hanging.let_go.set()
+
+
+def begin(lookout: Lookout, lanes: Threads) -> int:
+    """Begins a look, and awaits the provider that works; how many were to be waited for."""
+    begun = lookout.begin(lanes)
+    begun[-1].result(SOON)
+    return len(begun)
+
+
+def test_one_that_hangs_is_blind_and_called_once(two: tuple[Hanging, HandClock, Lookout], lanes: Threads) -> None:
+    hanging, clock, lookout = two
+    assert begin(lookout, lanes) == 2
+    views = lookout.views()
+    assert views["hangs"].instances is None
+    assert "not ended after 0 s" in views["hangs"].problem
+    assert views["works"].instances == ()
+    for seconds in (10.0, 20.0):
+        clock.seconds = seconds
+        assert begin(lookout, lanes) == 1, "the other only"
+        views = lookout.views()
+        assert f"not ended after {seconds:.0f} s" in views["hangs"].problem
+        assert views["works"].instances == ()
+    assert hanging.cloud.calls.count("list") == 1
+
+
+def test_a_late_listing_is_used_by_the_next_look(two: tuple[Hanging, HandClock, Lookout], lanes: Threads) -> None:
+    hanging, clock, lookout = two
+    begin(lookout, lanes)
+    late = lookout._looks["hangs"].future
+    assert lookout.views()["hangs"].instances is None
+    hanging.let_go.set()
+    late.result(SOON)
+    clock.seconds = FRESH_SECONDS
+    assert begin(lookout, lanes) == 1
+    assert lookout.views()["hangs"].instances == ()
+    assert hanging.cloud.calls.count("list") == 1
+
+
+def test_a_listing_that_is_too_old_is_made_anew(two: tuple[Hanging, HandClock, Lookout], lanes: Threads) -> None:
+    hanging, clock, lookout = two
+    begin(lookout, lanes)
+    late = lookout._looks["hangs"].future
+    lookout.views()
+    hanging.let_go.set()
+    late.result(SOON)
+    clock.seconds = FRESH_SECONDS + 1
+    lookout.begin(lanes)
+    lookout._looks["hangs"].future.result(SOON)
+    assert lookout.views()["hangs"].instances == ()
+    assert hanging.cloud.calls.count("list") == 2
+
+
+def test_one_that_was_late_is_waited_for_again_once_it_was_in_time(
+    two: tuple[Hanging, HandClock, Lookout], lanes: Threads
+) -> None:
+    hanging, _, lookout = two
+    begin(lookout, lanes)
+    late = lookout._looks["hangs"].future
+    lookout.views()
+    hanging.let_go.set()
+    late.result(SOON)
+    lookout.views()
+    assert begin(lookout, lanes) == 2
+
+
+def test_while_a_lane_is_busy_its_provider_is_blind(two: tuple[Hanging, HandClock, Lookout], lanes: Threads) -> None:
+    _, _, lookout = two
+    let_go = threading.Event()
+    lanes.start("works", lambda: let_go.wait(SOON))
+    lookout.begin(lanes)
+    assert lookout.views()["works"].problem == "a call to it has not ended yet"
+    let_go.set()
