@@ -45,6 +45,12 @@ class Cgroup:
         """How often the kernel killed for want of memory here."""
         return _counter(self._file("memory", "memory.oom_control", "memory.events"), "oom_kill")
 
+    def met_memory_limit(self) -> bool:
+        """Whether it ever needed more memory than its own bound."""
+        if _is_v2():
+            return _counter(_ROOT / self.path[1:] / "memory.events", "oom") > 0
+        return _number(self._file("memory", "memory.failcnt", "")) > 0
+
     def memory_mb(self) -> float:
         """MiB charged now; 0 when the group is not there."""
         return _number(self._file("memory", "memory.usage_in_bytes", "memory.current")) / MIB

@@ -1,18 +1,22 @@
 """Starting a process in a running sandbox: who it is, what it sees, and why it did not start."""
 
+import contextlib
 import posixpath
 import uuid
+from dataclasses import replace
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from node_agent.host import accounts
 from node_agent.host.accounts import Account
+from node_agent.host.busybox import INSIDE
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
 from node_agent.runtime.runsc import bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.execs import PipedProcess, Pipes
 from node_agent.runtime.runsc.freezing import Engine
 from node_agent.runtime.runsc.handles import Awake, CommandHandle, SocketHandle
+from node_agent.runtime.runsc.inspection import View
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
 
@@ -32,6 +36,12 @@ def start_exec(engine: Engine, places: Places, record: Record, command: ExecComm
         RuntimeFailure: ``SANDBOX_NOT_RUNNING``, ``START_ERROR``.
     """
     launch = plan(places, record, command)
+    if command.working_dir is not None:
+        _refuse_other_than_directory(engine, places, record, launch, command)
+    return _started(engine, places, launch, command, awake)
+
+
+def _started(engine: Engine, places: Places, launch: Launch, command: ExecCommand, awake: Awake) -> PipedProcess:
     pipes = Pipes(command.stdin)
     try:
         handle = (
@@ -50,6 +60,28 @@ def start_exec(engine: Engine, places: Places, record: Record, command: ExecComm
     finally:
         pipes.close_guest()
     return PipedProcess(handle, pipes)
+
+
+def _refuse_other_than_directory(
+    engine: Engine, places: Places, record: Record, launch: Launch, command: ExecCommand
+) -> None:
+    """gVisor starts a process in whatever has the name of its working directory.
+
+    The host sees most directories; of those that only the sandbox sees, it is asked.
+    """
+    view = View(places.rootfs, places.workspace, record.spec.filesystem.workspace_path)
+    if view.shows_directory(launch.working_dir):
+        return
+    look = ExecCommand((INSIDE, "test", "-d", launch.working_dir))
+    asked = replace(launch, argv=look.argv, working_dir="/")
+    with contextlib.closing(_started(engine, places, asked, look, contextlib.nullcontext)) as process:
+        if process.wait().code == 0:
+            return
+    raise RuntimeFailure(
+        ErrorCode.START_ERROR,
+        f"{command.argv[0]}: its working directory {launch.working_dir} is not a directory, or its user may not enter"
+        " it",
+    )
 
 
 def plan(places: Places, record: Record, command: ExecCommand) -> Launch:

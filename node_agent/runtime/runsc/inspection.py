@@ -1,4 +1,4 @@
-"""Whether a fresh sandbox has a directory or a program, asked on the host before anything starts.
+"""Whether a sandbox has a directory or a program, asked on the host before anything starts.
 
 An init would start well and only then fail to start a program that is not there; and runsc makes a working directory
 that is missing, as root.  Both are mistakes of the spec that its author has to be told.
@@ -20,7 +20,7 @@ _EMPTY = ("/tmp", "/run")  # noqa: S108 - fresh file systems inside the sandbox
 
 @dataclass(frozen=True)
 class View:
-    """The file systems of a sandbox that did not start yet.
+    """The file systems of a sandbox, as the host has them.
 
     Attributes:
         rootfs: its root on the host.
@@ -50,6 +50,12 @@ class View:
             elif "/" in name:
                 problem = f"{name} is not there"
         return problem
+
+    def shows_directory(self, path: str) -> bool:
+        """Whether there is a directory; ``False`` also where only the sandbox itself could tell."""
+        path = posixpath.normpath(path)
+        found = None if _is_below(path, *_ENGINES, *_EMPTY) else self._status(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def _status(self, path: str) -> os.stat_result | None:
         path = posixpath.normpath(path)

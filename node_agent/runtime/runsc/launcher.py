@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
@@ -18,6 +18,8 @@ from node_agent.runtime.runsc.control import Pending
 from node_agent.runtime.runsc.early import EarlyWait
 from node_agent.runtime.runsc.engine import Guard, Runsc, Stdio
 from node_agent.runtime.runsc.layout import Places
+
+_GOFER: Final = b"runsc-gofer"
 
 
 def write_bundle(places: Places, config: dict[str, Any]) -> None:
@@ -123,6 +125,18 @@ def sentry_handle(places: Places, pid: int | None) -> int | None:
     if pid in places.cgroup.pids():
         return handle
     os.close(handle)
+    return None
+
+
+def gofer_handle(places: Places) -> int | None:
+    """A pidfd of the process that serves the sandbox's files; ``None`` when it does not run."""
+    for pid in sorted(places.cgroup.pids()):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            handle = os.pidfd_open(pid)
+            # Read behind the handle, so that it is this process that has the name.
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_GOFER):
+                return handle
+            os.close(handle)
     return None
 
 

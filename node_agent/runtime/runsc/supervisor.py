@@ -8,7 +8,7 @@ from node_agent.host.network import Networks
 from node_agent.runtime.base import Death, EngineState, RuntimeFailure
 from node_agent.runtime.runsc import freezing, launcher
 from node_agent.runtime.runsc.control import Pending
-from node_agent.runtime.runsc.death import judge
+from node_agent.runtime.runsc.death import End, Memory, judge
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.slots import Slot
@@ -46,7 +46,7 @@ class Supervisor:
             return record
         if places.checkpoint.is_dir():
             return freezing.settle_checkpoint(places, record)
-        return self._bury(places, record, None)
+        return self._bury(places, record, End())
 
     def watch(self, slot: Slot, places: Places, record: Record, pending: Pending | None = None) -> None:
         """Settles the sandbox when its first process or its kernel ends.  Under the slot's lock.
@@ -62,10 +62,10 @@ class Supervisor:
             handle = _ended_handle()
         generation = record.generation
 
-        def ended(status: int | None) -> None:
-            self._ended(slot, places, generation, status)
+        def ended(end: End) -> None:
+            self._ended(slot, places, generation, end)
 
-        slot.watch = self._watcher.add(places.control, handle, ended, pending)
+        slot.watch = self._watcher.add(places.control, handle, launcher.gofer_handle(places), ended, pending)
 
     def forget(self, slot: Slot) -> None:
         """Watches no longer.  Under the slot's lock."""
@@ -77,22 +77,22 @@ class Supervisor:
         """Ends the watching of everything."""
         self._watcher.stop()
 
-    def _ended(self, slot: Slot, places: Places, generation: int, status: int | None) -> None:
+    def _ended(self, slot: Slot, places: Places, generation: int, end: End) -> None:
         with slot.lock:
             record = Record.load(places.directory)
             doomed = places.doom.exists()
             if record is not None and record.generation == generation and record.state in _ALIVE and not doomed:
                 slot.watch = None
                 try:
-                    self._bury(places, record, status)
+                    self._bury(places, record, end)
                 except (OSError, RuntimeFailure):
                     # The next look at the sandbox, or the agent's next start, tries again.
                     log.exception("sandbox %s ended and could not be settled", places.sandbox_id)
         slot.tell()
 
-    def _bury(self, places: Places, record: Record, status: int | None) -> Record:
+    def _bury(self, places: Places, record: Record, end: End) -> Record:
         """Writes the death, and frees all but the volume."""
-        death = self._judge(places, status)
+        death = self._judge(places, end)
         try:
             record.but(state=EngineState.DEAD, death=death).save(places.directory)
         except OSError as error:
@@ -107,9 +107,11 @@ class Supervisor:
         record.save(places.directory)
         return record
 
-    def _judge(self, places: Places, status: int | None) -> Death:
+    def _judge(self, places: Places, end: End) -> Death:
+        group = places.cgroup
+        memory = Memory(group.oom_kills(), group.met_memory_limit())
         full = places.volume.mounted and places.volume.full()
-        return judge(status, oom_kills=places.cgroup.oom_kills(), disk_full=full, ended_at=datetime.now(UTC))
+        return judge(end, memory=memory, disk_full=full, ended_at=datetime.now(UTC))
 
 
 def _ended_handle() -> int:

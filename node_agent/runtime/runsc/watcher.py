@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from node_agent.host.waiting import readable
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, Pending
+from node_agent.runtime.runsc.death import End
 
-OnEnd = Callable[[int | None], None]
-"""Called with the wait status of the first process, or ``None`` where only the sandbox's end is known."""
+OnEnd = Callable[[End], None]
 
 
 @dataclass(eq=False)
@@ -21,9 +21,11 @@ class Watch:
     control: Control
     pending: Pending | None
     sentry: int
+    gofer: int | None
     on_end: OnEnd
     closed: bool = False
     asked_again: bool = False
+    killed: bool = False
 
 
 class Watcher:
@@ -38,19 +40,20 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def add(self, control: Control, sentry: int, on_end: OnEnd, pending: Pending | None) -> Watch:
+    def add(self, control: Control, sentry: int, gofer: int | None, on_end: OnEnd, pending: Pending | None) -> Watch:
         """Calls ``on_end`` once, from a thread of its own, when the first process or the whole sandbox ends.
 
         Args:
             control: of the sandbox.
             sentry: pidfd of its kernel; it belongs to the watcher from here on.
+            gofer: pidfd of its file server, likewise; ``None`` where it is gone already.
             on_end: what to call.
             pending: the wait status to come, where it was asked for already.
         """
         if pending is None:
             with contextlib.suppress(ControlLostError):
                 pending = control.wait_first()
-        watch = Watch(control, pending, sentry, on_end)
+        watch = Watch(control, pending, sentry, gofer, on_end)
         with self._lock:
             self._added.append(watch)
             if self._thread is None:
@@ -89,18 +92,28 @@ class Watcher:
             added, self._added = self._added, []
             dropped, self._dropped = self._dropped, []
         for watch in added:
-            self._selector.register(watch.sentry, selectors.EVENT_READ, watch)
-            if watch.pending is not None:
-                self._selector.register(watch.pending, selectors.EVENT_READ, watch)
+            for source in _sources(watch):
+                self._selector.register(source, selectors.EVENT_READ, watch)
         for watch in dropped:
             self._forget(watch)
 
     def _look_at(self, watch: Watch) -> None:
         status = self._answer(watch)
-        if status is None and not readable(watch.sentry, 0):
+        ended = readable(watch.sentry, 0)
+        if status is None and not ended:
+            self._look_at_gofer(watch)
             return
         self._forget(watch)
-        threading.Thread(target=watch.on_end, args=(status,), name="sandbox-end", daemon=True).start()
+        end = End(status, watch.killed)
+        threading.Thread(target=watch.on_end, args=(end,), name="sandbox-end", daemon=True).start()
+
+    def _look_at_gofer(self, watch: Watch) -> None:
+        """A file server that ends before the kernel that it serves was killed; the kernel then ends its processes."""
+        if watch.gofer is not None and readable(watch.gofer, 0):
+            watch.killed = True
+            self._selector.unregister(watch.gofer)
+            os.close(watch.gofer)
+            watch.gofer = None
 
     def _answer(self, watch: Watch) -> int | None:
         """The wait status, if it has come."""
@@ -112,7 +125,9 @@ class Watcher:
             self._selector.unregister(watch.pending)
             watch.pending.close()
             watch.pending = None
-            if isinstance(error, ControlError) and not watch.asked_again:
+            if isinstance(error, ControlLostError):
+                watch.killed = True  # a kernel that ends by itself answers first
+            elif not watch.asked_again:
                 # Asked before the first process began, and refused late: it has begun by now.
                 self._ask_again(watch)
             return None  # the sentry's own end will tell
@@ -128,8 +143,14 @@ class Watcher:
         if watch.closed:
             return
         watch.closed = True
-        self._selector.unregister(watch.sentry)
+        for source in _sources(watch):
+            self._selector.unregister(source)
         os.close(watch.sentry)
+        if watch.gofer is not None:
+            os.close(watch.gofer)
         if watch.pending is not None:
-            self._selector.unregister(watch.pending)
             watch.pending.close()
+
+
+def _sources(watch: Watch) -> list[int | Pending]:
+    return [source for source in (watch.sentry, watch.gofer, watch.pending) if source is not None]

@@ -72,6 +72,26 @@ def test_relative_working_directory_starts_at_the_sandboxs(box: Box) -> None:
 
 
 @also_on_runc
+@pytest.mark.parametrize("path", ["/data/readme", "/workspace/file", "/tmp/file", "/tmp/missing"])
+def test_working_directory_that_is_none_is_a_start_error(box: Box, path: str) -> None:
+    box.text("touch /workspace/file /tmp/file")
+
+    with pytest.raises(RuntimeFailure) as failure:
+        box.exec("true", working_dir=path)
+
+    assert failure.value.code is ErrorCode.START_ERROR
+    assert path in failure.value.message
+
+
+@also_on_runc
+def test_working_directory_that_only_the_sandbox_sees(box: Box) -> None:
+    box.text("mkdir -p /tmp/deep; ln -sfn /tmp/deep /workspace/link")
+
+    assert box.text("pwd", working_dir="/tmp/deep") == "/tmp/deep"
+    assert box.text("pwd -P", working_dir="link") == "/tmp/deep"
+
+
+@also_on_runc
 def test_missing_working_directory_is_a_start_error(box: Box) -> None:
     with pytest.raises(RuntimeFailure) as failure:
         box.exec("true", working_dir="/not/there")

@@ -1,0 +1,61 @@
+"""A process of the engine that somebody kills on the host: noticed, told with its reason, and nothing is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason
+from node_agent.host import mounts
+from node_agent.host.cgroup import Cgroup
+from node_agent.runtime.base import EngineState, RuntimeFailure
+from tests.contract.runtime.lab import Box, Lab, in_thread, read_all, read_until
+from tests.contract.runtime.marks import runsc_only
+
+
+@runsc_only
+@pytest.mark.parametrize("name", ["runsc-sandbox", "runsc-gofer"])
+def test_killed_process_of_the_engine(lab: Lab, name: str) -> None:
+    with lab.sandbox(network="bridge") as box:
+        process = box.exec("sh", "-c", "echo ready; sleep 77500")
+        read_until(process, b"ready\n")
+        ending = in_thread(lab.runtime.wait, box.id)
+
+        _kill(box, name)
+
+        death = ending.result()
+        assert (death.reason, lab.found(box.id).state) == (DeathReason.EVICTED, EngineState.DEAD)  # type: ignore[union-attr]
+        assert "killed on the node" in death.detail
+        read_all(process)
+        process.close()
+        _nothing_runs(lab, box)
+
+
+@runsc_only
+def test_paused_sandbox_that_is_killed_is_dead_when_it_is_to_go_on(lab: Lab) -> None:
+    """With cgroup v1 a frozen process dies only once it is let go."""
+    with lab.sandbox() as box:
+        lab.runtime.pause(box.id)
+        ending = in_thread(lab.runtime.wait, box.id)
+        _kill(box, "runsc-sandbox")
+
+        with pytest.raises(RuntimeFailure) as failure:
+            lab.runtime.resume(box.id)
+
+        assert failure.value.code is ErrorCode.SANDBOX_NOT_RUNNING
+        assert ending.result().reason is DeathReason.EVICTED
+        _nothing_runs(lab, box)
+
+
+def _kill(box: Box, name: str) -> None:
+    pids = Cgroup(box.lab.tag, box.id).pids()
+    (pid,) = [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name.encode())]
+    os.kill(pid, signal.SIGKILL)
+
+
+def _nothing_runs(lab: Lab, box: Box) -> None:
+    assert Cgroup(lab.tag, box.id).pids() == set()
+    # The volume stays: it holds the workspace and the log.
+    assert [path.name for path in mounts.mounted_below(lab.root) if box.id in str(path)] == ["volume"]
