@@ -264,6 +264,7 @@ def test_a_client_trusts_the_address_without_any_name(rendered: Rendered, tmp_pa
     caddyfile.write_text(written.read_text().replace(f"{STATE}/caddy", str(tmp_path / "caddy")))
     served.mkdir()
     authority = rendered.outputs["ca_file"].replace(f"{STATE}/caddy", str(tmp_path / "caddy"))
+    trusted = sorted(Path("/usr/local/share/ca-certificates").glob("*"))
     done = subprocess.run(
         ["unshare", "--net", "bash", "-c", PROXIED, "proxied", served, caddyfile, authority, borrowed("caddy")],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
@@ -274,3 +275,4 @@ def test_a_client_trusts_the_address_without_any_name(rendered: Rendered, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("through\n")
+    assert sorted(Path("/usr/local/share/ca-certificates").glob("*")) == trusted, "the machine trusts it now"
