@@ -98,7 +98,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "image_error": "the image cannot be had or used",
             "start_error": "it could not be started",
             "node_lost": "its node gave no sign of life for `LOST_AFTER` seconds, or was removed",
-            "evicted": "its container was taken away by hand, or it never found room",
+            "evicted": "its container was taken away or its engine killed by hand, or it never found room",
         },
     ),
     "Network": (get_args(sandboxes.Network), {"none": "loopback only", "bridge": "the internet over IPv4"}),
