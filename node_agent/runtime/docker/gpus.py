@@ -6,17 +6,15 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
+from node_agent.machine import count_gpus
 from node_agent.runtime.base import RuntimeFailure
 
-_DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 _HOOK: Final = "nvidia-container-runtime-hook"  # what Docker itself looks for before it offers --gpus
 
 
-def count(driver: Path = _DRIVER) -> int:
+def count(proc: Path = Path("/proc")) -> int:
     """How many GPUs the host's NVIDIA driver has; 0 without driver or without NVIDIA's container toolkit."""
-    if not driver.is_dir() or shutil.which(_HOOK) is None:
-        return 0
-    return len(list(driver.iterdir()))
+    return 0 if shutil.which(_HOOK) is None else count_gpus(proc)
 
 
 def check(spec: SandboxSpec, have: int) -> None:

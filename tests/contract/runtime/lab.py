@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
-from node_agent.runtime.base import ExecCommand, ExecProcess, Found, Order, SandboxRuntime, Stream
+from node_agent.runtime.base import ExecCommand, ExecProcess, Found, Order, RuntimeFailure, SandboxRuntime, Stream
 from tests.engines.images import TestImages
 
 PAUSE = ["sleep", "86400"]
@@ -116,6 +117,17 @@ class Box:
     def sh(self, script: str, **fields: Any) -> Result:
         """Runs a script with the image's shell."""
         return self.run("sh", "-c", script, **fields)
+
+    def go(self) -> None:
+        """Lets a first process go on that waits `UNTIL_GO`.
+
+        It may end the sandbox before this exec is seen to end; what counts is that the file is there.
+        """
+        try:
+            self.run("touch", "/workspace/go")
+        except RuntimeFailure as failure:
+            if failure.code not in (ErrorCode.EXEC_LOST, ErrorCode.SANDBOX_NOT_RUNNING):
+                raise
 
     def text(self, script: str, **fields: Any) -> str:
         """What a script that succeeds prints, without the last newline."""

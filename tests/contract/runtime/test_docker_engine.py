@@ -120,7 +120,7 @@ def test_an_exec_ends_when_its_sandbox_dies_by_itself(lab: Lab) -> None:
         contextlib.closing(box.exec("sh", "-c", "echo ready; sleep 77400")) as process,
     ):
         read_until(process, b"ready\n")
-        box.text("touch /workspace/go")
+        box.go()
         assert read_all(process) == (b"", b"")
         with pytest.raises(RuntimeFailure) as failure:
             process.wait()

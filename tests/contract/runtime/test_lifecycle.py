@@ -53,8 +53,7 @@ def test_sixteen_creates_of_one_sandbox_make_one(lab: Lab) -> None:
 def test_first_processs_end_is_told_with_its_exit_code(lab: Lab, code: int) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit {code}"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
-        # In the background: the sandbox must not end before this exec is seen to.
-        box.text("(sleep 0.3; touch /workspace/go) >/dev/null 2>&1 &")
+        box.go()
         death = ending.result()
         found = lab.found(box.id)
 
@@ -79,7 +78,7 @@ def test_next_generation_keeps_the_workspace_and_nothing_else(lab: Lab) -> None:
 
 def test_next_generation_of_a_dead_sandbox(lab: Lab) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; rm /workspace/go; echo from one >/workspace/note"]) as box:
-        box.text("touch /workspace/go")
+        box.go()
         lab.runtime.wait(box.id)
 
         assert lab.runtime.create(next_generation(box.order, 2)).state is EngineState.RUNNING
@@ -177,7 +176,7 @@ def test_delete_ends_the_wait(lab: Lab) -> None:
 @also_on_runc
 def test_delete_of_a_dead_sandbox(lab: Lab) -> None:
     box = lab.create(command=["sh", "-c", UNTIL_GO])
-    box.text("touch /workspace/go")
+    box.go()
     lab.runtime.wait(box.id)
 
     lab.runtime.delete(box.id)

@@ -19,7 +19,7 @@ MEMORY_HOG = "x=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; while :; do x=$x$x; done"
 def test_memory_hog_dies_of_oom(lab: Lab) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; {MEMORY_HOG}"], memory_mb=64) as box:
         ending = in_thread(lab.runtime.wait, box.id)
-        box.text("touch /workspace/go")
+        box.go()
         death = ending.result()
         found = lab.found(box.id)
 

@@ -9,7 +9,7 @@ from tests.contract.runtime.marks import also_on_runc
 def test_logs_by_stream_and_offset(lab: Lab) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; echo out one; echo out two; printf '\\377\\000' >&2"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
-        box.text("touch /workspace/go")
+        box.go()
         ending.result()
 
         out = lab.runtime.logs(box.id, Stream.STDOUT, 0, 1000)

@@ -138,7 +138,7 @@ def test_restarted_agent_finds_a_paused_sandbox_and_lets_it_go_on(lab: Lab) -> N
         restarted.sweep()
         ending = in_thread(restarted.wait, box.id)
         restarted.resume(box.id)
-        box.text("touch /workspace/go")
+        box.go()
         assert ending.result().exit_code == 7
 
 

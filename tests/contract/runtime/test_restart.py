@@ -31,7 +31,7 @@ def test_running_sandbox_is_adopted(lab: Lab) -> None:
 def test_sandbox_that_died_meanwhile_is_reported_with_its_reason(lab: Lab) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit 9"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
-        box.text("touch /workspace/go")
+        box.go()
         ending.result()
 
         found = lab.found(box.id, lab.reopen())

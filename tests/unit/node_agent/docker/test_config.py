@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker import APIClient
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
@@ -12,6 +13,7 @@ from node_agent.host.accounts import Account
 from node_agent.host.images import Image
 from node_agent.runtime.base import Order, RuntimeFailure
 from node_agent.runtime.docker import config, gpus
+from tests.unit.node_agent.docker.fake_daemon import http_daemon
 
 IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
 PLACE = config.Place(
@@ -122,5 +124,29 @@ def test_more_gpus_than_there_are_is_refused() -> None:
     assert "gpus=2" in failure.value.message
 
 
-def test_a_host_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
-    assert gpus.count(tmp_path / "missing") == 0
+def test_a_host_has_the_gpus_of_its_driver_where_docker_can_pass_them_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit, proc = tmp_path / "bin", tmp_path / "proc"
+    for number in range(2):
+        (proc / f"driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
+    toolkit.mkdir()
+    monkeypatch.setenv("PATH", str(toolkit))
+    assert gpus.count(proc) == 0
+    hook = toolkit / "nvidia-container-runtime-hook"
+    hook.touch(0o755)
+    assert gpus.count(proc) == 2
+    assert gpus.count(tmp_path / "no driver") == 0
+
+
+def test_gpus_reach_the_daemon(tmp_path: Path) -> None:
+    with http_daemon(tmp_path / "docker.sock", {"Id": "made"}) as (url, received):
+        client = APIClient(base_url=url, version="1.41")
+        made = client.create_container_from_config(body(gpus=2), "one")
+        client.close()
+
+    assert made["Id"] == "made"
+    path, sent = received.get(timeout=10)
+    assert path.startswith("/v1.41/containers/create")
+    (request,) = sent["HostConfig"]["DeviceRequests"]
+    assert (request["Count"], request["Capabilities"]) == (2, [["gpu"]])
