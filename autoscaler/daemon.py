@@ -21,6 +21,9 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.blocking import BlockingScheduler
 
+from autoscaler import notify
+from autoscaler.notify import Notifier
+
 log = logging.getLogger(__name__)
 
 TICK: Final = "tick"
@@ -41,11 +44,19 @@ class Daemon:
         tick: one round; gets a function that says whether to leave the rest to the next start.
         prune: what is done once an hour.
         seconds: between two ticks.
+        notifier: systemd; it restarts a process that says nothing for long, and this one is silent when no tick ends.
     """
 
-    def __init__(self, tick: Callable[[Callable[[], bool]], object], prune: Callable[[], None], seconds: float) -> None:
+    def __init__(
+        self,
+        tick: Callable[[Callable[[], bool]], object],
+        prune: Callable[[], None],
+        seconds: float,
+        notifier: Notifier | None = None,
+    ) -> None:
         self._tick = tick
         self._seconds = seconds
+        self._notifier = notifier or Notifier()
         self._stop = threading.Event()
         self._started = threading.Event()
         self._signals: SimpleQueue[int] = SimpleQueue()
@@ -60,7 +71,7 @@ class Daemon:
         )
         self._scheduler.add_job(self._round, "interval", seconds=seconds, id=TICK, next_run_time=datetime.now(UTC))
         self._scheduler.add_job(prune, "interval", seconds=PRUNE_SECONDS, id=PRUNE)
-        self._scheduler.add_listener(lambda _event: self._started.set(), EVENT_SCHEDULER_STARTED)
+        self._scheduler.add_listener(self._begun, EVENT_SCHEDULER_STARTED)
         self._scheduler.add_listener(self._tell, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
 
     def run(self) -> None:
@@ -87,6 +98,10 @@ class Daemon:
         finally:
             self._ticked_at = time.monotonic()
 
+    def _begun(self, _event: SchedulerEvent) -> None:
+        self._started.set()
+        self._notifier.tell(notify.READY)
+
     def _caught(self, number: int, _frame: FrameType | None) -> None:
         # A handler may interrupt any lock; SimpleQueue.put is the one call that promises not to mind.
         self._signals.put(number)
@@ -96,14 +111,20 @@ class Daemon:
         self._stop.set()
         if number:
             log.info("%s: ending", signal.Signals(number).name)
+            self._notifier.tell(notify.STOPPING)
             self._started.wait()  # a scheduler that has not started yet cannot be shut down
             self._scheduler.shutdown(wait=True)
 
     def _watch(self) -> None:
-        """Runs the tick again when the scheduler, which goes by the wall clock, sleeps on after a jump backwards."""
+        """Runs the tick again when the scheduler, which goes by the wall clock, sleeps on after a jump backwards.
+
+        systemd hears that all is well as long as ticks go on.
+        """
         patience = max(STALLED_SECONDS, 3 * self._seconds)
-        while not self._stop.wait(patience / 3):
-            if time.monotonic() - self._ticked_at > patience:
+        while not self._stop.wait(min(patience / 3, self._notifier.every)):
+            if time.monotonic() - self._ticked_at <= patience:
+                self._notifier.tell(notify.ALIVE)
+            else:
                 log.warning("no tick for %.0f s; asking for one", patience)
                 self._scheduler.modify_job(TICK, next_run_time=datetime.now(UTC))
 
