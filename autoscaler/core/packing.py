@@ -1,10 +1,12 @@
 """Which sandboxes find room where: first fit, the largest first, all resources at once.
 
-Equal shapes are one group, and a tournament tree over the bins leads to the first one that fits, so that the work grows
-with the bins that are filled and not with sandboxes times nodes.
+Equal shapes are one group.  For each of a few amounts of each resource, one whole number has a bit for every bin that
+has so much; the bins that fit a group are the common bits.  So the work grows with the groups and the bins, and hardly
+with one times the other.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,6 +19,11 @@ Vector = tuple[float, float, float, float, float]
 NOTHING: Final[Vector] = (0.0, 0.0, 0.0, 0.0, 0.0)
 SLACK: Final = 1e-6
 """Fractions of cores add up with rounding error."""
+_BEYOND: Final = 1e300
+"""The share that anything takes of a resource that no bin has."""
+LEVELS: Final = 64
+"""Most amounts of a resource for which is kept which bins have them.  Where there are more, the amount below decides,
+and the bins that it leads to are looked at one by one."""
 
 
 def vector(shape: Shape) -> Vector:
@@ -44,8 +51,13 @@ class Bin:
     runtimes: frozenset[str]
     isolations: frozenset[str]
     pool: str = ""
-    used: bool = False
-    """Whether something was put into it."""
+    taken: int = 0
+    """How many were put into it."""
+
+    @property
+    def used(self) -> bool:
+        """Whether something was put into it."""
+        return self.taken > 0
 
     def welcomes(self, item: Waiting) -> bool:
         """Whether its engines can run the item, whatever room there is."""
@@ -71,7 +83,7 @@ class Bin:
             max(0.0, free[3] - count * need[3]),
             max(0.0, free[4] - count * need[4]),
         )
-        self.used = True
+        self.taken += count
         return count
 
 
@@ -100,9 +112,12 @@ def grouped(waiting: Iterable[Waiting]) -> list[Group]:
 def largest_first(groups: Iterable[Group], largest: Vector) -> list[Group]:
     """By the greatest share that each takes of any resource of the largest bin; those with gpus before all others."""
 
+    cpus, memory, disk, gpus, slots = (1 / have if have else _BEYOND for have in largest)
+
     def dominant(group: Group) -> tuple[bool, float, Vector]:
-        shares = [want / have if have else math.inf for want, have in zip(group.need, largest, strict=True) if want]
-        return group.need[3] > 0, max(shares, default=0.0), group.need
+        need = group.need
+        shares = (need[0] * cpus, need[1] * memory, need[2] * disk, need[3] * gpus, need[4] * slots)
+        return need[3] > 0, max(shares), need
 
     return sorted(groups, key=dominant, reverse=True)
 
@@ -115,16 +130,21 @@ def largest(bins: Iterable[Vector]) -> Vector:
     return found
 
 
-def pack(groups: Iterable[Group], bins: Sequence[Bin]) -> list[Group]:
-    """Puts what fits into the first bin that takes it; what found no room is returned in the same order."""
-    halls = _halls(bins)
+def pack(groups: Sequence[Group], bins: Sequence[Bin]) -> list[Group]:
+    """Puts what fits into the first bin that takes it; what found no room is returned in the same order.
+
+    Bins of one kind are filled together, those with gpus last, so that they stay free for what needs them.
+    """
+    if not bins or not groups:
+        return list(groups)
+    row = _Row(_in_order(bins), [group.need for group in groups])
     left: list[Group] = []
     for group in groups:
-        rest = group.count
-        for hall in halls:
-            if rest and hall.welcomes(group.item):
-                rest = hall.fill(group.need, rest)
-        if rest:
+        places = row.places(group)
+        rest = row.fill(group, places) if places else group.count
+        if rest == group.count:
+            left.append(group)
+        elif rest:
             left.append(Group(group.item, group.need, rest))
     return left
 
@@ -134,57 +154,83 @@ def items(groups: Iterable[Group]) -> list[Waiting]:
     return [replace(group.item, count=group.count) for group in groups]
 
 
-class _Hall:
-    """Bins that run the same things, under a tree whose every knot has the most of each resource below it."""
+class _Row:
+    """Bins in the order in which they are tried."""
 
-    def __init__(self, bins: Sequence[Bin]) -> None:
+    def __init__(self, bins: Sequence[Bin], needs: Sequence[Vector]) -> None:
         self._bins = bins
-        self.welcomes = bins[0].welcomes
-        self._width = 1 << max(0, len(bins) - 1).bit_length()
-        tree = [NOTHING] * self._width + [each.free for each in bins] + [NOTHING] * (self._width - len(bins))
-        for knot in range(self._width - 1, 0, -1):
-            tree[knot] = _most(tree[2 * knot], tree[2 * knot + 1])
-        self._tree = tree
+        self._welcomes: dict[tuple[object, ...], int] = {}
+        wanted = zip(*needs, strict=True)
+        haves = zip(*(each.free for each in bins), strict=True)
+        self._scales = [
+            (resource, _Scale(sorted(set(wants)), have))
+            for resource, (wants, have) in enumerate(zip(wanted, haves, strict=True))
+            if any(wants)
+        ]
+        self._tables = [(resource, scale.levels, scale.bits) for resource, scale in self._scales]
 
-    def fill(self, need: Vector, count: int) -> int:
-        """Puts in as many as fit; how many are left."""
-        while count and (place := self._first(need)) is not None:
-            put = self._bins[place].put(need, count)
-            count -= put
-            self._refresh(place)
+    def places(self, group: Group) -> int:
+        """The bins that may fit one, as bits; those whose bits are not set surely do not."""
+        item, need = group.item, group.need
+        places = self._welcomes.get((item.runtime, item.isolation, item.pool))
+        if places is None:
+            places = self._welcoming(item)
+        for resource, levels, bits in self._tables:
+            places &= bits[bisect_right(levels, need[resource])]
+            if not places:
+                break
+        return places
+
+    def fill(self, group: Group, places: int) -> int:
+        """Puts in as many as fit into the bins of these bits; how many are left."""
+        need, count = group.need, group.count
+        while places and count:
+            place = (places & -places).bit_length() - 1
+            places &= places - 1
+            if fits(need, self._bins[place].free):
+                count -= self._bins[place].put(need, count)
+                for resource, scale in self._scales:
+                    scale.lower(place, self._bins[place].free[resource])
         return count
 
-    def _first(self, need: Vector) -> int | None:
-        tree, width = self._tree, self._width
-        path = [1]
-        while path:
-            knot = path.pop()
-            if not fits(need, tree[knot]):
-                continue
-            if knot >= width:
-                return knot - width if knot - width < len(self._bins) else None
-            path += (2 * knot + 1, 2 * knot)
-        return None
-
-    def _refresh(self, place: int) -> None:
-        tree = self._tree
-        knot = self._width + place
-        tree[knot] = self._bins[place].free
-        while knot > 1:
-            knot //= 2
-            most = _most(tree[2 * knot], tree[2 * knot + 1])
-            if most == tree[knot]:
-                return
-            tree[knot] = most
+    def _welcoming(self, item: Waiting) -> int:
+        places = sum(1 << place for place, each in enumerate(self._bins) if each.welcomes(item))
+        self._welcomes[item.runtime, item.isolation, item.pool] = places
+        return places
 
 
-def _halls(bins: Sequence[Bin]) -> list[_Hall]:
-    """One for each kind of bin; those with gpus last, so that they stay free for what needs them."""
+class _Scale:
+    """Which bins have how much of one resource.
+
+    Attributes:
+        levels: amounts, ascending, the least that is wanted first.
+        bits: at each number of levels, the bins that reach so many of them.
+    """
+
+    def __init__(self, wanted: Sequence[float], haves: Sequence[float]) -> None:
+        step = -(-len(wanted) // LEVELS)
+        self.levels = wanted[::step]
+        self.bits = [0] * (len(self.levels) + 1)
+        self._reached = [bisect_right(self.levels, have + SLACK) for have in haves]
+        for place, reached in enumerate(self._reached):
+            self.bits[reached] |= 1 << place
+        for level in range(len(self.levels), 0, -1):
+            self.bits[level - 1] |= self.bits[level]
+
+    def lower(self, place: int, have: float) -> None:
+        """A bin has less than before."""
+        reached = bisect_right(self.levels, have + SLACK)
+        for level in range(reached + 1, self._reached[place] + 1):
+            self.bits[level] &= ~(1 << place)
+        self._reached[place] = reached
+
+
+def _in_order(bins: Sequence[Bin]) -> list[Bin]:
     kinds: dict[tuple[object, ...], list[Bin]] = {}
     for each in bins:
         kinds.setdefault((each.free[3] > 0, each.runtimes, each.isolations, each.pool), []).append(each)
     ordered = sorted(kinds.items(), key=lambda kind: bool(kind[0][0]))
-    return [_Hall(members) for _, members in ordered]
+    return [each for _, members in ordered for each in members]
 
 
 def _most(a: Vector, b: Vector) -> Vector:

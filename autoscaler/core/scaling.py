@@ -73,22 +73,25 @@ def _reopen(draft: Draft, left: list[Group], old: dict[str, dict[str, str]]) -> 
 
     One that is being replaced stays closed: it goes once its work has ended, whatever waits.
     """
-    for pool in draft.policy.pools:
-        for intent in draft.rows(pool, {S.DRAINING}):
-            node = draft.node(intent)
-            if node is None or node.state not in (NodeState.READY, NodeState.DRAINING):
-                continue
-            still = pack(left, [room(node)]) if pool.hosts_sandboxes else left
-            is_leaving = intent.cause == DRIFT and intent.operation_id in old[pool.name]
-            reason = None if is_leaving else _reopening(draft, pool, node, _count(left) - _count(still))
-            if reason is not None:
-                left = still
-                draft.reopened[pool.name] += 1
-                draft.actions.append(CancelDrain(intent.operation_id, node.id, reason))
-            elif node.state is NodeState.READY or intent.drain_mark is None:
-                draft.actions.append(
-                    Drain(intent.operation_id, node.id, "it is not known to be closed", cause=intent.cause)
-                )
+    closed = [
+        (pool, intent, node)
+        for pool in draft.policy.pools
+        for intent in draft.rows(pool, {S.DRAINING})
+        if (node := draft.node(intent)) is not None and node.state in (NodeState.READY, NodeState.DRAINING)
+    ]
+    leaving = {i.name for pool, i, _ in closed if i.cause == DRIFT and i.operation_id in old[pool.name]}
+    rooms = {i.name: room(node) for pool, i, node in closed if pool.hosts_sandboxes and i.name not in leaving}
+    left = pack(left, list(rooms.values()))
+    for pool, intent, node in closed:
+        fitting = rooms[intent.name].taken if intent.name in rooms else 0
+        reason = None if intent.name in leaving else _reopening(draft, pool, node, fitting)
+        if reason is not None:
+            draft.reopened[pool.name] += 1
+            draft.actions.append(CancelDrain(intent.operation_id, node.id, reason))
+        elif node.state is NodeState.READY or intent.drain_mark is None:
+            draft.actions.append(
+                Drain(intent.operation_id, node.id, "it is not known to be closed", cause=intent.cause)
+            )
     return left
 
 
@@ -101,10 +104,6 @@ def _reopening(draft: Draft, pool: PoolPolicy, node: Node, fitting: int) -> str 
     if draft.kept(pool) < draft.floor(pool):
         return _floor_reason(draft, pool)
     return None
-
-
-def _count(groups: list[Group]) -> int:
-    return sum(group.count for group in groups)
 
 
 # -- demand that is not a waiting sandbox -----------------------------------------------------------------------------
@@ -159,17 +158,28 @@ def _relieve(draft: Draft, pool: PoolPolicy, ready: dict[str, Bin]) -> None:
 def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
     """New nodes for what found no room; one reason for each kind of refusal, not one for each sandbox."""
     refused: Counter[tuple[str, str]] = Counter()
+    sizes = list(dict.fromkeys(ware.gives for pool in draft.policy.pools for ware in draft.wares(pool)))
+    problems: dict[tuple[object, ...], tuple[str, str]] = {}  # while nothing more is booted, equal questions
+    most = largest(new.free for _, _, new in draft.booted)
     for group in left:
         count = group.count
-        for _, _, new in draft.booted:
-            if count and fits(group.need, new.free) and new.welcomes(group.item):
-                count -= new.put(group.need, count)
+        if fits(group.need, most):
+            for _, _, new in draft.booted:
+                if count and fits(group.need, new.free) and new.welcomes(group.item):
+                    count -= new.put(group.need, count)
+        item = group.item
+        alike = (item.runtime, item.isolation, item.pool, *(fits(group.need, size) for size in sizes))
         while count:
-            problem = _boot_for_one(draft, group, why)
+            problem = problems.get(alike) or _boot_for_one(draft, group, why)
             if problem is not None:
+                if problem[0] != "demand":  # which names the shape
+                    problems[alike] = problem
                 refused[problem] += count
                 break
+            problems.clear()
             count -= draft.booted[-1][2].put(group.need, count)
+        if count != group.count:
+            most = largest(new.free for _, _, new in draft.booted)
     for (subject, reason), number in sorted(refused.items()):
         draft.wait(subject, f"{reason} ({number} waiting)")
 

@@ -1,0 +1,224 @@
+"""Packing against the plainest program that does the same, against the best there is, and inside `plan`."""
+
+import copy
+import itertools
+import math
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.core import packing
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.model import Boot, FleetPolicy, Intent, OfferKey, PoolPolicy, ProviderView, Waiting, World
+from autoscaler.core.packing import Bin, Group, Vector, fits, grouped, largest, largest_first, pack, vector
+from autoscaler.core.policy import plan
+from gateway.wire.resources import Shape
+from providers.base import Billing, Caps, Offer, Resources
+
+NOW = 1_900_000_000.0
+RUNSC, BOTH = frozenset({"runsc"}), frozenset({"runsc", "docker"})
+GVISOR = frozenset({"gvisor"})
+
+amounts = st.tuples(
+    st.integers(0, 32).map(lambda n: n / 4), st.integers(0, 40), st.integers(0, 9), st.integers(0, 2), st.integers(1, 5)
+)
+shapes = st.builds(
+    lambda cpus, memory, gpus: Shape(cpus=cpus / 4, memory_mb=memory, disk_mb=1, gpus=gpus, slots=1),
+    st.integers(1, 16),
+    st.integers(1, 20),
+    st.sampled_from([0, 0, 0, 1]),
+)
+waitings = st.builds(
+    Waiting,
+    shapes,
+    runtime=st.sampled_from([None, None, "runsc", "docker"]),
+    count=st.integers(1, 6),
+    pool=st.sampled_from([None, None, "p"]),
+)
+bins = st.builds(
+    Bin,
+    name=st.just("n"),
+    free=amounts,
+    runtimes=st.sampled_from([RUNSC, BOTH]),
+    isolations=st.just(GVISOR),
+    pool=st.sampled_from(["p", "q"]),
+)
+
+
+def one_by_one(groups: list[Group], row: list[Bin]) -> list[int]:
+    """First fit, a sandbox at a time: how many of each group are left."""
+    kinds = list(dict.fromkeys((each.free[3] > 0, each.runtimes, each.pool) for each in row))
+    kinds.sort(key=lambda kind: kind[0])
+    ordered = sorted(row, key=lambda each: kinds.index((each.free[3] > 0, each.runtimes, each.pool)))
+    left = []
+    for group in groups:
+        placed = 0
+        for _ in range(group.count):
+            taker = next((b for b in ordered if b.welcomes(group.item) and fits(group.need, b.free)), None)
+            if taker is None:
+                break
+            taker.put(group.need, 1)
+            placed += 1
+        left.append(group.count - placed)
+    return left
+
+
+@pytest.mark.parametrize("levels", [1, 2, packing.LEVELS])
+@given(waiting=st.lists(waitings, max_size=12), row=st.lists(bins, max_size=8))
+def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[Waiting], row: list[Bin]) -> None:
+    groups = largest_first(grouped(waiting), largest(each.free for each in row))
+    plain, before = copy.deepcopy(row), copy.deepcopy(row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "LEVELS", levels)
+        left = pack(groups, row)
+    expected = [(g.item, count) for g, count in zip(groups, one_by_one(groups, plain), strict=True) if count]
+    assert [(group.item, group.count) for group in left] == expected, "what is left is left in the same order"
+    for packed, other in zip(row, plain, strict=True):
+        assert packed.free == pytest.approx(other.free)
+        assert packed.taken == other.taken
+        assert min(packed.free) >= 0
+    _add_up(groups, left, before, row)
+
+
+def _add_up(groups: list[Group], left: list[Group], before: list[Bin], after: list[Bin]) -> None:
+    """What was taken from the bins is what was put into them: nothing is lost, nothing is overfilled."""
+    remaining = {id(group.item): group.count for group in left}
+    for resource in range(5):
+        put = sum(group.need[resource] * (group.count - remaining.get(id(group.item), 0)) for group in groups)
+        taken = sum(a.free[resource] - b.free[resource] for a, b in zip(before, after, strict=True))
+        assert taken == pytest.approx(put)
+
+
+def fewest(sizes: list[int], room: int) -> int:
+    """The fewest bins, by trying every way."""
+    best = len(sizes)
+
+    def place(rest: list[int], free: list[int]) -> None:
+        nonlocal best
+        if len(free) >= best:
+            return
+        if not rest:
+            best = len(free)
+            return
+        for at in {have: place_ for place_, have in enumerate(free) if have >= rest[0]}.values():
+            place(rest[1:], [have - rest[0] if each == at else have for each, have in enumerate(free)])
+        place(rest[1:], [*free, room - rest[0]])
+
+    place(sorted(sizes, reverse=True), [])
+    return best
+
+
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9))
+def test_it_takes_at_most_two_ninths_more_bins_than_the_best_and_one(sizes: list[int]) -> None:
+    """The known bound of first fit with the largest first, on one resource: 11/9 of the best and 6/9."""
+    room = 30
+    row = [Bin(f"n{n}", _only(room), RUNSC, GVISOR) for n in range(len(sizes))]
+    waiting = [Waiting(Shape(cpus=0.1, memory_mb=size, slots=1)) for size in sizes]
+    assert not pack(largest_first(grouped(waiting), largest(each.free for each in row)), row)
+    assert sum(each.used for each in row) <= math.floor(11 / 9 * fewest(sizes, room) + 6 / 9)
+
+
+def _only(memory: int) -> Vector:
+    return vector(Shape(cpus=1000, memory_mb=memory, disk_mb=0, slots=1000))
+
+
+# -- inside a plan ----------------------------------------------------------------------------------------------------
+
+CAPS = Caps(
+    unique_names=True,
+    list_is_atomic=True,
+    deleted_vanish=True,
+    billing=Billing.PER_SECOND,
+    max_user_data=None,
+    calls_per_hour=None,
+    has_gpu=True,
+)
+OFFERS = (
+    Offer("small", "here", Resources(4, 24, 12), Decimal("0.01"), available=True),
+    Offer("large", "here", Resources(8, 40, 12), Decimal("0.02"), available=True),
+    Offer("gpu", "here", Resources(8, 40, 12, gpus=2), Decimal("0.5"), available=True),
+)
+
+
+def a_pool(name: str, *types: str, most: int = 100) -> PoolPolicy:
+    return PoolPolicy(
+        name=name,
+        provider="cloud",
+        role="sandbox",
+        min=0,
+        max=most,
+        offers=tuple(OfferKey(each, "here") for each in types),
+        max_in_flight=100,
+        cpu_overcommit=1.0,
+        reserve_memory_mb=0,
+        reserve_disk_mb=0,
+    )
+
+
+POLICY = FleetPolicy(
+    "t", (a_pool("p", "small", "large"), a_pool("q", "large"), a_pool("gpus", "gpu")), creates_per_tick=100
+)
+
+
+def a_world(waiting: list[Waiting]) -> World:
+    view = ProviderView(CAPS, (), taken_at=NOW, offers=OFFERS)
+    return World(providers={"cloud": view}, nodes=(), waiting=tuple(waiting))
+
+
+def applied(world: World, boots: list[Boot], ids: "itertools.count[int]") -> World:
+    """The world in which these were ordered and are on their way."""
+    rows = []
+    for each in boots:
+        operation = f"op{next(ids):06d}"
+        row = Intent(
+            operation_id=operation,
+            pool=each.pool,
+            provider="cloud",
+            name=operation,
+            type=each.offer.type,
+            location=each.offer.location,
+            state=IntentState.BOOTING,
+            created_at=NOW,
+            changed_at=NOW,
+            deadline=NOW + 300,
+        )
+        rows.append(row)
+    return replace(world, intents=(*world.intents, *rows))
+
+
+def boots_of(world: World, policy: FleetPolicy = POLICY) -> list[Boot]:
+    return [action for action in plan(world, policy, NOW).actions if isinstance(action, Boot)]
+
+
+@settings(max_examples=200)
+@given(waiting=st.lists(waitings, max_size=10))
+def test_a_plan_is_the_same_every_time(waiting: list[Waiting]) -> None:
+    assert plan(a_world(waiting), POLICY, NOW) == plan(a_world(copy.deepcopy(waiting)), POLICY, NOW)
+
+
+@settings(max_examples=200)
+@given(waiting=st.lists(waitings, max_size=10))
+def test_what_one_pool_has_ordered_is_enough(waiting: list[Waiting]) -> None:
+    """Once a plan has been carried out, the next one orders nothing."""
+    policy = replace(POLICY, pools=POLICY.pools[:1])
+    world = a_world(waiting)
+    after = applied(world, boots_of(world, policy), itertools.count())
+    assert boots_of(after, policy) == []
+
+
+@pytest.mark.parametrize("creates", [2, 100])
+@settings(max_examples=100)
+@given(waiting=st.lists(waitings, min_size=1, max_size=10))
+def test_ordering_ends(creates: int, waiting: list[Waiting]) -> None:
+    """Several pools, and few or many orders a tick: in the end nothing is ordered, and never more than one a sandbox.
+
+    One plan is not always enough: what is on its way is packed pool by pool, what is new in the order of its need.
+    """
+    policy, ids = replace(POLICY, creates_per_tick=creates), itertools.count()
+    world = a_world(waiting)
+    while boots := boots_of(world, policy):
+        world = applied(world, boots, ids)
+        assert len(world.intents) <= sum(each.count for each in waiting)
