@@ -225,7 +225,8 @@ class Agent:
             runtimes=facts.runtimes,
             images=facts.images(),
             inventory=[inventory_item(s, live[s.order.sandbox_id]) for s in self._registry.sandboxes()],
-            draining=self._registry.draining,
+            # So that nothing is placed here only to be refused.
+            draining=self._registry.draining or facts.machine.disk_shortage() is not None,
         )
 
 

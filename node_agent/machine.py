@@ -1,5 +1,6 @@
 """What this machine has and how much of it is in use: pure parsers, and one reader of the kernel's files."""
 
+import logging
 import os
 import re
 from dataclasses import dataclass
@@ -7,7 +8,10 @@ from pathlib import Path
 
 from gateway.wire.nodes import Pressure
 from gateway.wire.resources import Shape
+from node_agent.core.admission import disk_is_short
 from node_agent.settings import NodeSettings
+
+log = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
 
@@ -40,6 +44,7 @@ class Machine:
         self._proc = proc
         self._gpus = gpus
         self._disk_mb = settings.disk_mb
+        self._disk_short = False
 
     def measure(self, used_disk_mb: int) -> None:
         """Fixes the disk that the node gives away, so that placement does not see it move.
@@ -65,6 +70,20 @@ class Machine:
             gpus=self._gpus,
             slots=min(settings.slots, max(1, int(cores * settings.slots_per_core))),
         )
+
+    def disk_shortage(self) -> str | None:
+        """Why the disk below the root takes no new sandbox, as a sentence; ``None`` while it does."""
+        state = os.statvfs(self._settings.root)
+        free, least = state.f_bavail * state.f_frsize // MIB, self._settings.least_disk_mb
+        short = disk_is_short(free_mb=free, least_mb=least, was_short=self._disk_short)
+        sentence = (
+            f"this node's disk runs full: {free} MiB are free below {self._settings.root}; it takes new sandboxes"
+            f" again once {2 * least} MiB are (least_disk_mb = {least})"
+        )
+        if short != self._disk_short:
+            log.warning("%s", sentence if short else f"this node's disk has room again: {free} MiB are free")
+        self._disk_short = short
+        return sentence if short else None
 
     def use(self) -> Use:
         """Memory that is not available to new programs, and disk that is not free below the root."""

@@ -66,7 +66,7 @@ class Node:
         reports = [_report(facts) for _, facts in engines.values()]
         gpus = count_gpus() if any(report.gpus for report in reports) else 0
         machine = self._machine = Machine(settings, gpus=gpus)
-        self.registry = Registry(self._runtimes, machine.total, creators, workers)
+        self.registry = Registry(self._runtimes, machine.total, machine.disk_shortage, creators, workers)
         spool = SpoolStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = Bounds(settings.max_execs, settings.exec_retention)
         self.sessions = Sessions(spool, blocking, self.registry.find_death, bounds)

@@ -39,10 +39,25 @@ class Gone(Protocol):
 class Registry:
     """Creates, deletes, pauses, resumes and watches sandboxes."""
 
-    def __init__(self, runtimes: Runtimes, total: Callable[[], Shape], creators: Executor, workers: Executor) -> None:
-        """``total`` is what the node may give away; ``creators`` run creates, ``workers`` everything short."""
+    def __init__(
+        self,
+        runtimes: Runtimes,
+        total: Callable[[], Shape],
+        shortage: Callable[[], str | None],
+        creators: Executor,
+        workers: Executor,
+    ) -> None:
+        """
+        Args:
+            runtimes: the engines.
+            total: what the node may give away.
+            shortage: why the host takes no new sandbox whatever is left of that; ``None`` while it does.
+            creators: runs creates.
+            workers: runs everything short.
+        """
         self._runtimes = runtimes
         self._total = total
+        self._shortage = shortage
         self._creators = creators
         self._workers = workers
         self._lock = threading.RLock()
@@ -218,6 +233,8 @@ class Registry:
         # A restart stays on its node, also on a draining one: its workspace is here.
         draining = self.draining and present is None
         why = refusal(total=self._total(), held=held, wanted=order.spec.shape, draining=draining)
+        if why is None and present is None:
+            why = self._shortage()
         if why is not None:
             raise ApiError(ErrorCode.NODE_REFUSED, why, sandbox_id=order.sandbox_id)
 

@@ -63,6 +63,9 @@ class NodeSettings(BaseSettings):
     """MiB kept for the agent, the engines and the kernel."""
     reserve_disk_mb: int = Field(default=2048, ge=0)
     """MiB kept free for images, spools and logs."""
+    least_disk_mb: int = Field(default=512, ge=0)
+    """MiB free below ``root`` under which the node takes no new sandbox, until twice as much is free.  The disks of
+    sandboxes are sparse: on a host that runs full, what they were promised cannot be written, and is lost to them."""
     slots: int = Field(default=250, ge=1)
     """Most sandboxes at once, whatever the machine."""
     slots_per_core: float = Field(default=24.0, gt=0)

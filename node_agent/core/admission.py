@@ -13,6 +13,17 @@ def reserved(shapes: Iterable[Shape]) -> Shape:
     return total
 
 
+def disk_is_short(*, free_mb: int, least_mb: int, was_short: bool) -> bool:
+    """Whether the host's disk is too full for one more sandbox.
+
+    Args:
+        free_mb: MiB free now.
+        least_mb: below this it becomes short; from twice as much on it is not any more.
+        was_short: whether it was at the last look.
+    """
+    return free_mb < (2 * least_mb if was_short else least_mb)
+
+
 def refusal(*, total: Shape, held: Shape, wanted: Shape, draining: bool) -> str | None:
     """Why a sandbox of shape ``wanted`` is refused, as a sentence; ``None`` when it is taken.
 

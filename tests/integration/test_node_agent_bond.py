@@ -1,6 +1,7 @@
 """The node's bond with its gateway: registration, heartbeats, and what survives a restart."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -50,6 +51,35 @@ def test_registers_once_and_keeps_its_credential_for_root_only(root: Path) -> No
     told = gateway.registered[0]
     assert told.total.memory_mb == 10_000
     assert [report.name for report in told.runtimes] == ["runsc"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_disk_that_runs_full_takes_no_new_sandbox_and_says_so(tmp_path: Path) -> None:
+    disk, image = tmp_path / "disk", tmp_path / "disk.ext4"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(160 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True)
+    subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True)
+    try:
+        with served(disk / "node", given={"least_disk_mb": 40}) as node:
+            assert node.create("before").status_code == 200
+            with (disk / "ballast").open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, 120 << 20)
+            refused = node.create("late")
+            assert (refused.status_code, refused.json()["code"]) == (503, "node_refused")
+            assert "disk runs full" in refused.json()["error"]
+            node.node.agent.poke()
+            node.gateway.wait_for("it says so", lambda: node.gateway.heartbeats[-1].draining)
+            assert node.exec("before", ["true"]).json()["session"]["exit_code"] == 0
+            assert node.create("before", generation=2).status_code == 200
+            (disk / "ballast").unlink()
+            node.node.agent.poke()
+            node.gateway.wait_for("it has room again", lambda: not node.gateway.heartbeats[-1].draining)
+            assert node.create("late").status_code == 200
+            node.remove_all()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_heartbeats_are_complete_and_counted(root: Path) -> None:
@@ -190,7 +220,8 @@ def _quietly(node: NodeUnderTest, sandbox_id: str) -> None:
 def test_cleanup_on_exit_leaves_nothing(root: Path) -> None:
     with served(root, given={"cleanup_on_exit": True}) as node:
         node.create("a")
-        node.exec("a", ["sleep", "60"], wait=0)
+        session = node.exec("a", ["sleep", "60"], wait=0).json()["session"]["id"]
+        assert node.events(session)["events"]  # it has begun
     assert node.runtime.found() == []
     assert node.runtime._pids("a") == []
 

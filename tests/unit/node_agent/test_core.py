@@ -8,7 +8,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, ExecStatus
 from node_agent.core import outcome
-from node_agent.core.admission import refusal, reserved
+from node_agent.core.admission import disk_is_short, refusal, reserved
 from node_agent.machine import parse_meminfo, parse_pressure
 from node_agent.runtime.base import Death, Exit, RuntimeFailure
 
@@ -24,6 +24,13 @@ def test_refuses_and_names_what_is_short() -> None:
     held = reserved([SMALL, SMALL])
     sentence = refusal(total=NODE, held=held, wanted=SMALL, draining=False)
     assert sentence == "this node has no room: memory_mb 400 of 200 free, slots 1 of 0 free"
+
+
+@pytest.mark.parametrize(
+    ("free", "was_short", "short"), [(100, False, False), (99, False, True), (199, True, True), (200, True, False)]
+)
+def test_a_full_disk_is_short_until_twice_the_least_is_free(free: int, was_short: bool, short: bool) -> None:
+    assert disk_is_short(free_mb=free, least_mb=100, was_short=was_short) is short
 
 
 def test_a_draining_node_refuses_what_fits() -> None:
