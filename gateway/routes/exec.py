@@ -49,21 +49,23 @@ async def start_exec(
     With `wait_seconds` the answer carries the events so far, so that a quick command costs one round trip.  Not
     idempotent: when the outcome is not known the error says so and is not retryable.
     """
-    route = await edge.services.sandboxes.route(sandbox_id)
     wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
-    session_id = f"exec-{uuid4().hex}.{route.generation}.{sandbox_id}"
-    order = ExecOrder(session_id=session_id, generation=route.generation, exec=body)
-    call = NodeCall(
-        "POST",
-        f"/v1/sandboxes/{segment(sandbox_id)}/exec",
-        {"wait_seconds": wait},
-        order.model_dump_json().encode(),
-        forwarded(request.scope),
-        timeout=with_wait(wait, CALL_TIMEOUT - LOOK_TIMEOUT),
-        again=False,
-    )
-    content = await while_connected(request.receive, _started(edge, route, call, session_id))
-    return Response(content, 201, media_type=JSON)
+
+    async def send(route: Route) -> bytes:
+        session_id = f"exec-{uuid4().hex}.{route.generation}.{sandbox_id}"
+        order = ExecOrder(session_id=session_id, generation=route.generation, exec=body)
+        call = NodeCall(
+            "POST",
+            f"/v1/sandboxes/{segment(sandbox_id)}/exec",
+            {"wait_seconds": wait},
+            order.model_dump_json().encode(),
+            forwarded(request.scope),
+            timeout=with_wait(wait, CALL_TIMEOUT - LOOK_TIMEOUT),
+            again=False,
+        )
+        return await while_connected(request.receive, _started(edge, route, call, session_id))
+
+    return Response(await edge.services.sandboxes.call(sandbox_id, send), 201, media_type=JSON)
 
 
 async def _started(edge: Edge, route: Route, call: NodeCall, session_id: str) -> bytes:
@@ -130,33 +132,37 @@ async def _ask(
     wait: float = 0.0,
 ) -> Response:
     """Reads from a session; its sandbox may have ended, and a paused one stays paused."""
-    route = await edge.services.sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
     path = f"/v1/exec/{segment(session.session_id)}{what}"
     call = NodeCall("GET", path, query, headers=forwarded(request.scope), timeout=with_wait(wait))
-    content = await while_connected(request.receive, edge.upstream.bytes(route.node, call))
+
+    async def send(route: Route) -> bytes:
+        return await while_connected(request.receive, edge.upstream.bytes(route.node, call))
+
+    sandboxes = edge.services.sandboxes
+    content = await sandboxes.call(session.sandbox_id, send, generation=session.generation, running=False)
     return Response(content, media_type=JSON)
 
 
 async def _order(edge: Edge, request: Request, session: SessionName, what: str, body: bytes | None) -> Response:
     """Changes a session: input twice or a signal twice is not the same as once, so nothing is sent again."""
-    route = await _live_route(edge, session)
     path = f"/v1/exec/{segment(session.session_id)}{what}"
     # The node itself waits for room in the process's input.
     timeout = with_wait(limits.MAX_LONG_POLL if what == "/stdin" else 0.0)
     again = what == "/close-stdin"
     call = NodeCall("POST", path, body=body, headers=forwarded(request.scope), timeout=timeout, again=again)
-    return Response(await edge.upstream.bytes(route.node, call), media_type=JSON)
 
+    async def send(route: Route) -> bytes:
+        return await edge.upstream.bytes(route.node, call)
 
-async def _live_route(edge: Edge, session: SessionName) -> Route:
-    """The route to a session that is to act: a paused sandbox is resumed, one that ended still has its sessions."""
     sandboxes = edge.services.sandboxes
     try:
-        return await sandboxes.route(session.sandbox_id, generation=session.generation)
+        # A paused sandbox is resumed; one that ended still has its sessions.
+        content = await sandboxes.call(session.sandbox_id, send, generation=session.generation)
     except ApiError as error:
         if error.code is not ErrorCode.SANDBOX_NOT_RUNNING:
             raise
-    return await sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
+        content = await sandboxes.call(session.sandbox_id, send, generation=session.generation, running=False)
+    return Response(content, media_type=JSON)
 
 
 class ExecStream:

@@ -20,6 +20,7 @@ from gateway.services.directory import Directory
 from gateway.services.dispatcher import Dispatcher
 from gateway.services.drivers import Drivers, Rim
 from gateway.services.expiry import Expiry
+from gateway.services.known_routes import KnownRoutes
 from gateway.services.ledger import Ledger
 from gateway.services.nodes import NodeService
 from gateway.services.ports import Clock, NewId, NodeGateway, SystemClock
@@ -76,24 +77,24 @@ class Services:
 
     async def __aenter__(self) -> Self:
         """Starts: unsettled sandboxes get their drivers again, nodes their full grace period."""
-        works = self.works
-        for listener in (works.rim.dispatcher.on_change, works.drivers.on_change, works.expiry.on_change):
-            works.rim.ledger.listen(listener)
+        works, rim = self.works, self.works.rim
+        for reacts in (rim.routes, rim.dispatcher, works.drivers, works.expiry):
+            rim.ledger.listen(reacts.on_change)
         known_nodes, known_sandboxes = await works.db.read(_unfinished)
         for node in known_nodes:
             works.silence.heard(node)
         for sandbox in known_sandboxes:
-            works.rim.ledger.publish(sandbox)
+            rim.ledger.publish(sandbox)
         # Only what changes from now on is activity; the rows say when the others were last used.
-        works.rim.ledger.listen(works.activity.on_change)
+        rim.ledger.listen(works.activity.on_change)
         for name, loop in {
-            "dispatcher": works.rim.dispatcher.run,
+            "dispatcher": rim.dispatcher.run,
             "expiry": works.expiry.run,
             "housekeeping": works.expiry.housekeep,
             "silence": works.silence.run,
             "activity": works.activity.run,
         }.items():
-            works.rim.background.keep(loop, name)
+            rim.background.keep(loop, name)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -136,7 +137,8 @@ def build(
     background = Background(clock)
     ledger = Ledger(db, background)
     dispatcher = Dispatcher(ledger, clock)
-    rim = Rim(ledger, node_gateway, Directory(db, secret), dispatcher, background, clock, new_id)
+    routes = KnownRoutes(clock)
+    rim = Rim(ledger, node_gateway, Directory(db, secret), routes, dispatcher, background, clock, new_id)
     activity = Activity(db, clock)
     expiry = Expiry(ledger, clock, settings)
     silence = Silence(ledger, clock, new_id, Patience(settings.unreachable_after, settings.lost_after))

@@ -17,6 +17,7 @@ from gateway.errors import ApiError
 from gateway.services.background import Background
 from gateway.services.directory import Directory
 from gateway.services.dispatcher import Dispatcher
+from gateway.services.known_routes import KnownRoutes
 from gateway.services.ledger import Ledger
 from gateway.services.ports import Clock, NewId, NodeAddress, NodeGateway
 from gateway.wire.errors import ErrorCode
@@ -36,6 +37,7 @@ class Rim:
     ledger: Ledger
     orders: NodeGateway
     directory: Directory
+    routes: KnownRoutes
     dispatcher: Dispatcher
     background: Background
     clock: Clock

@@ -96,6 +96,7 @@ class NodeService:
         )
         node = await self._rim.ledger.db.write(lambda session: enrol(session, enrolment))
         self._tokens.forget()
+        self._rim.routes.forget_node(node.id)
         self._silence.heard(node)
         return RegisterAnswer(
             node_id=node.id,
@@ -141,6 +142,7 @@ class NodeService:
         """
         envelope = await self._rim.ledger.commit(lambda session: self._remove(session, node_id))
         self._tokens.forget()
+        self._rim.routes.forget_node(node_id)
         self._silence.forget(node_id)
         self._seen.pop(node_id, None)
         self._locks.pop(node_id, None)
@@ -165,6 +167,8 @@ class NodeService:
             seen = self._seen.get(node_id, {})
             taken = await self._rim.ledger.commit(lambda session: self._take_in(session, node_id, beat, seen))
             self._silence.heard(taken.after)
+            if taken.before.node_url != taken.after.node_url:
+                self._rim.routes.forget_node(node_id)
             if taken.news:
                 self._seen[node_id] = inventory.with_versions(taken.rows, taken.decisions)
                 self._rim.dispatcher.forgive(node_id)

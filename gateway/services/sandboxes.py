@@ -1,14 +1,16 @@
 """Sandboxes as clients see them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlmodel import Session
 
 from gateway.core import lifecycle
 from gateway.core.model import Node, Sandbox
+from gateway.errors import ApiError
 from gateway.services import refusals
 from gateway.services.activity import Activity
 from gateway.services.admission import Admitted, Application, admit
@@ -20,10 +22,15 @@ from gateway.services.records import cursor_after, read_cursor, sandbox_record
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes
 from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 
 S = SandboxState
+T = TypeVar("T")
+
+OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_RUNNING})
+"""What a node answers to a call over a route that is no longer right; then nothing was done."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,39 @@ class SandboxService:
             sandbox = await self._ledger.commit(lambda session: self._begin_restart(session, sandbox_id))
             return sandbox_record(await self._brought_up(sandbox, watch, until))
 
+    async def call(
+        self,
+        sandbox_id: str,
+        send: Callable[[Route], Awaitable[T]],
+        *,
+        generation: int | None = None,
+        running: bool = True,
+    ) -> T:
+        """What ``send`` gives over the route to the sandbox, which may be one that was looked up a moment ago.
+
+        ``send`` is called once more, over a route that is read anew, when the node refused the first as outdated; or
+        when it raised something retryable, and the new route is another one.
+
+        Raises:
+            ApiError: as `route`, and whatever ``send`` raises.
+        """
+        known = self._rim.routes.get(sandbox_id)
+        if known is None or generation not in {None, known.generation}:
+            return await send(await self.route(sandbox_id, generation=generation, running=running))
+        self.touch(sandbox_id)
+        try:
+            return await send(known)
+        except ApiError as error:
+            outdated = error.code in OUTDATED
+            if not (error.retryable or outdated):
+                raise
+            self._rim.routes.forget(sandbox_id)
+            route = await self.route(sandbox_id, generation=generation, running=running)
+            # Outdated and yet the same: another gateway had paused it, and the look has resumed it.
+            if route == known and not outdated:
+                raise
+            return await send(route)
+
     async def route(self, sandbox_id: str, *, generation: int | None = None, running: bool = True) -> Route:
         """Where to send a call about the sandbox; counts as activity.
 
@@ -157,18 +197,23 @@ class SandboxService:
             ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING`` (with state and reason), ``NODE_UNREACHABLE``,
                 ``EXEC_LOST`` when ``generation`` is not the present one.
         """
-        located = await self._locate(sandbox_id)
-        if generation is not None and generation != located.sandbox.generation:
-            raise refusals.other_generation(located.sandbox, generation)
-        self.touch(sandbox_id)
-        if running and located.sandbox.state is S.PAUSED:
-            await self.resume(sandbox_id)
+        with self._rim.routes.reading(sandbox_id) as reading:
             located = await self._locate(sandbox_id)
-        sandbox = located.sandbox
-        ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
-        if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
-            raise refusals.not_running(sandbox)
-        return Route(sandbox.id, sandbox.generation, self._address(located))
+            if generation is not None and generation != located.sandbox.generation:
+                raise refusals.other_generation(located.sandbox, generation)
+            self.touch(sandbox_id)
+            if running and located.sandbox.state is S.PAUSED:
+                await self.resume(sandbox_id)
+                reading.overtaken = False
+                located = await self._locate(sandbox_id)
+            sandbox = located.sandbox
+            ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
+            if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
+                raise refusals.not_running(sandbox)
+            route = Route(sandbox.id, sandbox.generation, self._address(located))
+            if sandbox.state is S.RUNNING:
+                self._rim.routes.keep(reading, route)
+            return route
 
     def touch(self, sandbox_id: str) -> None:
         """Counts as activity, e.g. while a stream goes on.  Costs no write."""

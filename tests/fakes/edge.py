@@ -6,11 +6,11 @@ import hashlib
 import json
 import logging
 import queue
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -34,6 +34,8 @@ from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, 
 from gateway.wire.states import NodeState, SandboxState
 from gateway.wire.tokens import Scope, TokenCreated, TokenList, TokenRecord
 from tests.fakes.serving import Loop, QuietServer, plain, running_loop, served
+
+T = TypeVar("T")
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CONTROL = "control-secret"
@@ -219,6 +221,16 @@ class FakeServices:
         if running in self.route_refusals:
             raise self.route_refusals[running]
         return Route(sandbox_id, generation or 1, NodeAddress(NODE_ID, self.node_url, CONTROL))
+
+    async def call(
+        self,
+        sandbox_id: str,
+        send: Callable[[Route], Awaitable[T]],
+        *,
+        generation: int | None = None,
+        running: bool = True,
+    ) -> T:
+        return await send(await self.route(sandbox_id, generation=generation, running=running))
 
     def touch(self, sandbox_id: str) -> None:
         self.touched += 1
