@@ -1,4 +1,5 @@
-"""``python -m tests.bench``: starts a service of its own, measures it beside the raw engines, takes it down again."""
+"""``python -m tests.bench``: starts a service of its own, measures it beside the raw engines, takes it down again,
+and times the autoscaler's plan."""
 
 import argparse
 import os
@@ -13,7 +14,7 @@ from typing import Any
 
 from gateway.cli.engine import DEFAULT_SOCKET
 from node_agent.images import CACHE, test_image
-from tests.bench import measures, report
+from tests.bench import measures, plan, report
 from tests.bench.contenders import Contender, Docker, Runsc, Service
 from tests.bench.figures import SERVICE, Measure
 from tests.bench.memory import pss
@@ -34,10 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"measuring {', '.join(contender.name for contender in contenders)}, in turn")
         found = _measure(contenders, options, Path(scratch))
         daemons = {name: pss([pid]) for name in DAEMONS if (pid := service.pid(name)) is not None}
-        report.show(found, daemons, _machine())
-        if options.json:
-            report.write(options.json, found, daemons, _machine())
         _say("taking it down")
+    _say("timing plans of the autoscaler")
+    plans = plan.measure(options.plans)
+    report.show(found, daemons, _machine())
+    report.show_plans(plans)
+    if options.json:
+        report.write(options.json, measures=found, plans=plans, daemons=daemons, machine=_machine())
     return 0
 
 
@@ -49,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pauses", type=int, default=30, help="pauses and resumes by each contender (default: 30)")
     parser.add_argument("--files", type=int, default=3, help="transfers each way by each contender (default: 3)")
     parser.add_argument("--idle", type=int, default=4, help="idle sandboxes of each contender (default: 4)")
+    parser.add_argument("--plans", type=int, default=plan.ROUNDS, help=f"plans of each case (default: {plan.ROUNDS})")
     parser.add_argument("--no-docker", dest="docker", action="store_false", help="leave Docker's command line out")
     return parser
 

@@ -6,6 +6,8 @@ from statistics import median
 from typing import Any, Final
 
 SERVICE: Final = "service"
+PLAN_AIM_MS: Final = 50.0
+"""Of a plan at the median."""
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,23 @@ class Measure:
             "by": {name: asdict(summary) for name, summary in self.by.items()},
             "service_over": {name: self.ratio(name) for name in others},
         }
+
+
+@dataclass(frozen=True)
+class PlanTime:
+    """One case of the plan's bench, in milliseconds."""
+
+    case: str
+    wall: Summary
+    cpu: Summary
+    tenth: Summary
+    """Processor time with a tenth of the nodes and of the demand."""
+
+    @property
+    def growth(self) -> float:
+        """Processor time over that of a tenth of the size; 10 is linear."""
+        return self.cpu.median / self.tenth.median
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {**asdict(self), "growth": self.growth, "aim_ms": PLAN_AIM_MS}

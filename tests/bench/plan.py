@@ -1,15 +1,17 @@
 """Time of one plan: 1,000 nodes, 10,000 waiting sandboxes, 5 pools; and how it grows over a factor of ten.
 
-``python -m tests.bench.plan`` prints it; `measure` is for the whole bench.
+It needs neither root nor engines: ``python -m tests.bench.plan [--json FILE]``.
 """
 
-import json
+import argparse
 import random
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
+from typing import Final
 
 from autoscaler.core import naming
 from autoscaler.core.lifecycle import IntentState
@@ -18,7 +20,12 @@ from autoscaler.core.policy import plan
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Billing, Caps, Instance, Offer, Phase, Resources
+from tests.bench import report
+from tests.bench.figures import PlanTime, Summary
 
+NODES: Final = 1000
+WAITING: Final = 10_000
+ROUNDS: Final = 15
 NOW = 1_900_000_000.0
 POOLS = 5
 SHAPES = ((1, 1024), (1, 2048), (2, 4096), (4, 8192), (0.5, 512))
@@ -126,33 +133,70 @@ def _item(chance: random.Random, *, distinct: bool) -> Waiting:
     return Waiting(Shape(cpus=cpus, memory_mb=memory, disk_mb=2048, slots=1), since=NOW - 60)
 
 
-def seconds(seen: World, policy: FleetPolicy, times: int = 11) -> float:
-    """The median of several plans: processor time, for a plan waits for nothing and the machine may have others."""
-    taken: list[float] = []
-    for _ in range(times):
-        began = time.process_time()
+def scattered(nodes: int, waiting: int) -> World:
+    """Unlike shapes, and room everywhere that fits none of them: half the nodes have cores left and hardly any memory,
+    half have memory and no core."""
+    busy = world(nodes, waiting, distinct=True)
+    full = []
+    for number, node in enumerate(busy.nodes or ()):
+        cpus, memory = (0.005, node.total.memory_mb) if number % 2 else (node.total.cpus, 200)
+        taken = Shape(cpus=node.total.cpus - cpus + 0.005, memory_mb=node.total.memory_mb - memory, slots=1)
+        full.append(replace(node, reserved=taken, sandboxes=1, idle_since=None))
+    return replace(busy, nodes=tuple(full))
+
+
+def closing(nodes: int, waiting: int) -> World:
+    """The same, while every tenth node is closed and might be opened again."""
+    busy = scattered(nodes, waiting)
+    rows = [
+        replace(row, state=IntentState.DRAINING, drain_mark=NOW - 100) if number % 10 == 0 else row
+        for number, row in enumerate(busy.intents)
+    ]
+    return replace(busy, intents=tuple(rows))
+
+
+CASES: Final[dict[str, Callable[[int, int], World]]] = {
+    "five shapes": world,
+    "10,000 shapes": lambda nodes, waiting: world(nodes, waiting, distinct=True),
+    "10,000 shapes, room that fits none": scattered,
+    "the same, a tenth of the nodes closed": closing,
+}
+
+
+def times(seen: World, policy: FleetPolicy, rounds: int) -> tuple[Summary, Summary]:
+    """Milliseconds of a plan by the clock on the wall, and of the processor: a plan waits for nothing, so that the
+    difference is what the machine did for others."""
+    wall: list[float] = []
+    cpu: list[float] = []
+    for _ in range(rounds):
+        began, used = time.perf_counter(), time.process_time()
         plan(seen, policy, NOW)
-        taken.append(time.process_time() - began)
-    return statistics.median(taken)
+        wall.append((time.perf_counter() - began) * 1000)
+        cpu.append((time.process_time() - used) * 1000)
+    return Summary.of(wall), Summary.of(cpu)
 
 
-def measure(times: int = 11) -> dict[str, float]:
-    """Milliseconds at the median, and growth over ten times the size."""
+def measure(rounds: int = ROUNDS) -> list[PlanTime]:
+    """Every case at the full size and at a tenth of it."""
     policy = fleet()
-    whole = seconds(world(1000, 10_000), policy, times)
-    tenth = seconds(world(100, 1000), policy, times)
-    distinct = seconds(world(1000, 10_000, distinct=True), policy, times)
-    return {
-        "plan_ms": round(whole * 1000, 1),
-        "plan_tenth_ms": round(tenth * 1000, 1),
-        "plan_growth": round(whole / tenth, 1),
-        "plan_distinct_ms": round(distinct * 1000, 1),
-    }
+    found: list[PlanTime] = []
+    for name, make in CASES.items():
+        _, tenth = times(make(NODES // 10, WAITING // 10), policy, rounds)
+        wall, cpu = times(make(NODES, WAITING), policy, rounds)
+        found.append(PlanTime(name, wall, cpu, tenth))
+    return found
 
 
-def main(_arguments: Sequence[str] = ()) -> None:
-    """Prints the figures as JSON."""
-    print(json.dumps(measure(), indent=2))
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the figures as a table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.plan", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"plans of each case (default: {ROUNDS})")
+    options = parser.parse_args(arguments)
+    found = measure(options.rounds)
+    report.show_plans(found)
+    if options.json:
+        report.write(options.json, plans=found)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.figures import SERVICE, Measure, Summary
+from tests.bench.figures import PLAN_AIM_MS, SERVICE, Measure, PlanTime, Summary
 
 
 def show(measures: Sequence[Measure], daemons: Mapping[str, float], machine: Mapping[str, Any]) -> None:
@@ -31,12 +31,33 @@ def show(measures: Sequence[Measure], daemons: Mapping[str, float], machine: Map
     console.print(f"resident memory: {held}", highlight=False)
 
 
-def write(path: Path, measures: Sequence[Measure], daemons: Mapping[str, float], machine: Mapping[str, Any]) -> None:
+def show_plans(plans: Sequence[PlanTime]) -> None:
+    """Prints one row a case of the plan's bench."""
+    title = "one plan of the autoscaler: 1,000 nodes, 10,000 waiting sandboxes, 5 pools; median (p95)"
+    table = Table(title=title, title_justify="left")
+    table.add_column("waiting")
+    for name in ("wall", "processor", "aim", "a tenth of the size", "growth (10 is linear)"):
+        table.add_column(name, justify="right")
+    for each in plans:
+        cells = [_cell(each.wall, "ms"), _cell(each.cpu, "ms"), f"{PLAN_AIM_MS:.0f} ms", _cell(each.tenth, "ms")]
+        table.add_row(each.case, *cells, f"{each.growth:.1f}")
+    Console(width=None if Console().is_terminal else 200).print(table)
+
+
+def write(
+    path: Path,
+    *,
+    measures: Sequence[Measure] = (),
+    plans: Sequence[PlanTime] = (),
+    daemons: Mapping[str, float] | None = None,
+    machine: Mapping[str, Any] | None = None,
+) -> None:
     """Writes everything as JSON."""
     content = {
-        "machine": dict(machine),
+        "machine": dict(machine or {}),
         "measures": [measure.as_json() for measure in measures],
-        "resident_mib": dict(daemons),
+        "plans": [each.as_json() for each in plans],
+        "resident_mib": dict(daemons or {}),
     }
     path.write_text(json.dumps(content, indent=2) + "\n")
 
