@@ -91,7 +91,7 @@ class Creator:
                     deadline=now + boot.seconds,
                     detail=boot.reason,
                     price=boot.price,
-                    spec=self._pools[boot.pool].spec,
+                    spec=boot.spec,
                     cause=boot.cause,
                 )
             )
@@ -171,7 +171,7 @@ class Creator:
 
     def _order(self, intent: Intent, now: float) -> Create:
         preparation, pool = self._preparations[intent.pool], self._pools[intent.pool]
-        left = int(intent.deadline + pool.boot_seconds - now)
+        left = int(intent.deadline + pool.boot_seconds + pool.extend_seconds - now)
         request = JoinTokenRequest(
             instance=intent.name,
             pool=intent.pool,

@@ -157,8 +157,10 @@ class Executor:
             answer = self._providers[intent.provider].delete(Ref(id=intent.instance_id, name=intent.name))
         except ProviderError as error:
             log.warning("delete of %s failed (%s): %s", intent.name, error.kind, error)
-            wait = error.retry_after if error.retry_after is not None else backoff.RETRY_FIRST
-            self._amend(intent.operation_id, f"{error.kind}: {error}", next_try_at=now + wait)
+            words = f"{error.kind}: {error}"
+            again_after = backoff.delete_again_after(intent.changed_at, now, error.retry_after)
+            self._amend(intent.operation_id, words, next_try_at=now + again_after)
+            self._journal.hold_back(backoff.failed_delete(intent.pool, now=now, reason=f"{intent.name}: {words}"))
             return
         if answer is Deleted.GONE:
             self._move(intent.operation_id, S.GONE, "the provider has it no more")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core import backoff
@@ -18,11 +18,17 @@ from autoscaler.looking import Pace as Pace
 from autoscaler.memory import Lasting
 from autoscaler.store.journal import Journal
 from gateway.client import GatewayError, GatewayUnreachableError
+from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord
 from providers.base import ComputeProvider
 
 log = logging.getLogger(__name__)
+
+BUNDLE_SECONDS: Final = 60.0
+"""The gateway's bundle is asked for this often."""
+BUNDLE_DIGITS: Final = 12
+"""Of its digest that instances carry in a label."""
 
 Asked = tuple[list[NodeRecord], Demand]
 
@@ -44,6 +50,9 @@ class Gateway(Protocol):
 
     def remove_node(self, node_id: str) -> NodeRecord:
         """Forgets a node."""
+
+    def bundle(self) -> BundleManifest:
+        """What new nodes install."""
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
         """Tells what could be had at most."""
@@ -83,6 +92,9 @@ class Observer:
         self._missing: frozenset[str] = frozenset()
         self._strays: dict[str, frozenset[str]] = {}
         self._unknown_nodes: frozenset[str] = frozenset()
+        self._installs = policy is not None and any(pool.installs for pool in policy.pools)
+        self._bundle = ""
+        self._bundle_again_at = float("-inf")
 
     def observe(self, lanes: Lanes) -> World:
         """Asks every provider and the gateway, all at once.  Nothing here raises for a failing or slow one of them.
@@ -106,6 +118,7 @@ class Observer:
             providers=views,
             nodes=nodes,
             waiting=waiting,
+            bundle=self._bundle,
             builders=builders,
             backoffs=backoffs,
             learned=self._journal.learned(),
@@ -150,9 +163,22 @@ class Observer:
     def _ask(self) -> Asked | str:
         """Nodes and demand, or why not."""
         try:
-            return self._gateway.nodes(), self._gateway.demand()
+            found = self._gateway.nodes(), self._gateway.demand()
         except (GatewayError, GatewayUnreachableError) as error:
             return str(error)
+        self._look_at_bundle()
+        return found
+
+    def _look_at_bundle(self) -> None:
+        """What new nodes install; a failed answer leaves the last one standing."""
+        now = self._clock.monotonic()
+        if not self._installs or now < self._bundle_again_at:
+            return
+        self._bundle_again_at = now + BUNDLE_SECONDS
+        try:
+            self._bundle = self._gateway.bundle().sha256[:BUNDLE_DIGITS]
+        except (GatewayError, GatewayUnreachableError) as error:
+            log.warning("what new nodes install is not known: %s", error)
 
     def _fleet(self, asked: "Future[Asked | str] | None") -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...], int]:
         """Nodes and demand, or nothing of both: a plan needs them of one moment."""

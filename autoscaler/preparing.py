@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import replace
-from importlib import metadata
 from typing import Final
 
 from autoscaler.bootstrap import INSTALLED, NodeBoot, renderer
@@ -12,7 +11,6 @@ from autoscaler.creating import Preparation
 from autoscaler.settings import AutoscalerSettings, PoolSettings
 from gateway.client import GatewayClient
 
-DISTRIBUTION: Final = "sandbox-fleet"
 DIGITS: Final = 12
 
 
@@ -23,28 +21,35 @@ def preparation(pool: PoolSettings, settings: AutoscalerSettings, gateway: Gatew
 
     def user_data(instance: str, join_token: str) -> str:
         boot = _boot(pool, settings, instance, join_token)
-        return render(replace(boot, bundle_sha256=gateway.bundle().sha256) if kind not in INSTALLED else boot)
+        return render(replace(boot, bundle_sha256=gateway.bundle().sha256) if _installs(kind) else boot)
 
     return Preparation(pool.image, user_data)
 
 
 def policy(settings: AutoscalerSettings) -> FleetPolicy:
-    """The fleet as the policy sees it, with the digest of each pool that replaces what is out of date.
+    """The fleet as the policy sees it, with the digest of each pool and whether its nodes install the bundle.
 
     Raises:
         BootstrapError: the user data of a pool is larger than its cloud takes.
     """
     fleet = settings.policy()
-    specs = {pool.name: spec(pool, settings) if pool.replace_outdated else "" for pool in settings.pools}
-    return replace(fleet, pools=tuple(replace(pool, spec=specs[pool.name]) for pool in fleet.pools))
+    own = {pool.name: pool for pool in settings.pools}
+    pools = (
+        replace(pool, spec=spec(own[pool.name], settings), installs=_installs(_kind(own[pool.name], settings)))
+        for pool in fleet.pools
+    )
+    return replace(fleet, pools=tuple(pools))
 
 
 def spec(pool: PoolSettings, settings: AutoscalerSettings) -> str:
-    """Digest of what instances of a pool are made from: image, user data, labels, and the release that they install."""
+    """Digest of what the settings say of a pool's instances: image, user data and labels.
+
+    What they install is the gateway's to say, and may change at any time: see `World.bundle`.
+    """
     kind = _kind(pool, settings)
-    installs = kind not in INSTALLED
-    user_data = renderer(kind)(replace(_boot(pool, settings, "", ""), bundle_sha256="0" * 64 if installs else ""))
-    parts = [pool.image, user_data, pool.labels, _release() if installs else ""]
+    boot = replace(_boot(pool, settings, "", ""), bundle_sha256="0" * 64 if _installs(kind) else "")
+    user_data = renderer(kind)(boot)
+    parts = [pool.image, user_data, pool.labels]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 
@@ -65,8 +70,5 @@ def _kind(pool: PoolSettings, settings: AutoscalerSettings) -> str:
     return str(settings.providers[pool.provider].get("kind", pool.provider))
 
 
-def _release() -> str:
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return ""
+def _installs(kind: str) -> bool:
+    return kind not in INSTALLED

@@ -113,6 +113,8 @@ class PoolSettings(BaseModel):
     """From the decision to the running instance; later than that it has failed."""
     boot_seconds: float = Field(default=600.0, gt=0)
     """From the running instance to the registered node; later than that it has failed."""
+    extend_seconds: float = Field(default=300.0, ge=0)
+    """So much more time a late boot gets, once, if its provider reported a step no longer ago than this; 0 is none."""
     drain_seconds: float = Field(default=1800.0, gt=0)
     """A closed node that is not empty by then is pointed out."""
     drain_share: float = Field(default=0.1, ge=0, le=1)
@@ -185,10 +187,12 @@ class PoolSettings(BaseModel):
             max_monthly=self.max_monthly,
             warm=tuple(each.floor() for each in self.warm),
             labels=self.labels,
+            replaces=self.replace_outdated,
             idle_seconds=self.idle_seconds,
             hold_seconds=self.hold_seconds,
             start_seconds=self.start_seconds,
             boot_seconds=self.boot_seconds,
+            extend_seconds=self.extend_seconds,
             drain_seconds=self.drain_seconds,
             drain_share=self.drain_share,
             max_in_flight=self.max_in_flight,

@@ -162,6 +162,11 @@ class Instance:
     """``create`` found it already there under the same operation."""
     detail: str = ""
     """What the provider says about where it stands, for people; nothing is decided by it."""
+    progress_at: datetime | None = None
+    """When it last came a step nearer to running, by the provider's clock; ``None`` where no provider tells of steps.
+    A boot that is late gets more time, once, when this is not long ago."""
+    expires_at: datetime | None = None
+    """When its paid time ends and the provider takes it away, by the provider's clock; ``None`` for never."""
 
 
 @dataclass(frozen=True)

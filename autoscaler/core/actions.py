@@ -26,6 +26,8 @@ class Boot:
     """What it must have room for, so that another offer can stand in when this one cannot be had."""
     cause: str = field(default="", compare=False)
     """See `Intent.cause`."""
+    spec: str = field(default="", compare=False)
+    """`PoolPolicy.spec`, and the bundle that its node will install where that is known."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,15 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Extended:
+    """A booting intent is late, and its provider has just reported a step: it gets more time, this once."""
+
+    operation_id: str
+    deadline: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Adopt:
     """A node of ours works that no row knows: the journal was lost.  This is its row."""
 
@@ -135,13 +146,23 @@ class Adopt:
     reason: str
 
 
+LessonKey = tuple[str, str, str]
+"""Pool, type, and `PoolPolicy.spec`: with other settings a node gives away something else of the same machine."""
+
+
 @dataclass(frozen=True)
 class Learn:
-    """What a node of this pool and type really has."""
+    """What a node of this pool and type, made from this spec, really has."""
 
     pool: str
     type: str
+    spec: str
     shape: Shape
 
+    @property
+    def key(self) -> LessonKey:
+        """Under which it is looked up."""
+        return self.pool, self.type, self.spec
 
-Finding = Move | Started | Adopt | Learn
+
+Finding = Move | Started | Extended | Adopt | Learn

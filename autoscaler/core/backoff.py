@@ -24,6 +24,8 @@ BREAKER_FAILURES: Final = 3
 BREAKER_SECONDS: Final = 600.0
 DEPRECATED_SECONDS: Final = 30 * 86_400.0
 """What is sold no more comes back with new settings, not with time."""
+CLOSING_SECONDS: Final = 180.0
+"""So long a pool closes no node after a delete of it failed: what cannot be stopped is not to become more."""
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 
@@ -31,6 +33,11 @@ RETRY_MOST: Final = 60.0
 def pool_key(pool: str) -> str:
     """Key of a pool whose instances do not become nodes, or whose settings are refused."""
     return f"pool {pool}"
+
+
+def closing_key(pool: str) -> str:
+    """Key of a pool that closes no nodes."""
+    return f"closing of pool {pool}"
 
 
 def keys(provider: str, pool: str, offer: OfferKey) -> tuple[str, ...]:
@@ -103,3 +110,30 @@ def failed_boot(previous: BackOff | None, pool: str, *, now: float, reason: str,
 def retry_after(attempts: int) -> float:
     """Seconds until a call whose outcome is unknown is made again."""
     return min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(attempts, 16))
+
+
+def failed_delete(pool: str, *, now: float, reason: str) -> BackOff:
+    """What holds a pool back from closing more nodes."""
+    return BackOff(closing_key(pool), now + CLOSING_SECONDS, 1, now, reason)
+
+
+def delete_again_after(since: float, now: float, retry_after: float | None) -> float:
+    """Seconds until a delete that failed is sent again: as long as it has failed already, within bounds.
+
+    Args:
+        since: when it was first sent.
+        now: when it failed.
+        retry_after: what the provider asked for.
+    """
+    if retry_after is not None:
+        return retry_after
+    return min(BOUNDS[Scope.INSTANCE][1], max(RETRY_FIRST, now - since))
+
+
+def words(held: BackOff) -> str:
+    """A back-off for people."""
+    seconds = held.until - held.failed_at
+    if held.key == CLOCK:
+        return f"for {seconds:.0f} s: {held.reason}"
+    what = "closed" if held.key.startswith(closing_key("")) else "created"
+    return f"nothing is {what} for {seconds:.0f} s: {held.reason}"

@@ -2,6 +2,7 @@
 
 import math
 
+from autoscaler.core import backoff
 from autoscaler.core.draft import Draft
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Drain, Intent, Node, PoolPolicy
@@ -58,6 +59,8 @@ def _objection(draft: Draft, pool: PoolPolicy) -> str | None:
     """Why nothing of a pool is closed now."""
     if not draft.world.clock_settled:
         return "the clock has just jumped"
+    if (failed := cannot_stop(draft, pool)) is not None:
+        return failed
     hold = pool.idle_seconds if pool.hold_seconds is None else pool.hold_seconds
     since = draft.now - max(intent.created_at for intent in draft.rows(pool))
     if since < hold:
@@ -67,6 +70,14 @@ def _objection(draft: Draft, pool: PoolPolicy) -> str | None:
     if calm < pool.pressure_hold_seconds:
         return f"it was under pressure {calm:.0f} s ago; nothing is closed for {pool.pressure_hold_seconds:.0f} s"
     return None
+
+
+def cannot_stop(draft: Draft, pool: PoolPolicy) -> str | None:
+    """Why one more closed node could not be got rid of either."""
+    held = draft.world.backoffs.get(backoff.closing_key(pool.name))
+    if held is None or draft.now >= held.until:
+        return None
+    return f"a delete of it has just failed; nothing is closed for {held.until - draft.now:.0f} s: {held.reason}"
 
 
 def _budget(draft: Draft, pool: PoolPolicy) -> int:

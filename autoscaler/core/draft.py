@@ -7,9 +7,9 @@ from decimal import Decimal
 from autoscaler.core import money
 from autoscaler.core.lifecycle import KEPT, STARTING, IntentState
 from autoscaler.core.lookup import listed, node_of, nodes_by_instance, rows_by_pool
-from autoscaler.core.model import Action, Boot, FleetPolicy, Intent, Node, PoolPolicy, Wait, World
-from autoscaler.core.packing import Bin, vector
-from autoscaler.core.supply import Ware, wares
+from autoscaler.core.model import Action, Boot, FleetPolicy, Intent, Node, OfferKey, PoolPolicy, Wait, World
+from autoscaler.core.packing import Bin, Vector, vector
+from autoscaler.core.supply import Ware, expected_shape, wares
 from gateway.wire.states import NodeState
 
 S = IntentState
@@ -43,6 +43,7 @@ class Draft:
         self._bills: dict[str | None, tuple[Decimal | None, Decimal]] = {}
         self.nodes: dict[str, Node] = nodes_by_instance(world)
         self.listed = listed(world)
+        self._gives: dict[str, dict[OfferKey, Vector]] = {}
         self._rows = rows_by_pool(world.intents)
         self._wares = {pool.name: wares(world, pool, now) for pool in policy.pools}
 
@@ -110,14 +111,24 @@ class Draft:
         for pool in self.policy.pools:
             if not pool.hosts_sandboxes:
                 continue
-            known = {ware.key: ware.gives for ware in self.wares(pool)}
             for intent in self.rows(pool, STARTING):
-                gives = known.get(intent.offer)
-                if gives is None and (seen := self.world.learned.get((pool.name, intent.type))) is not None:
-                    gives = vector(seen)
+                gives = self._to_give(pool, intent)
                 if gives is not None and self.now <= intent.deadline:
                     found.append(Bin(intent.name, gives, pool.runtimes, pool.isolations, pool.name))
         return found
+
+    def _to_give(self, pool: PoolPolicy, intent: Intent) -> Vector | None:
+        """What an instance on its way will have, though its offer may not be bought any more."""
+        if pool.name not in self._gives:
+            view = self.world.providers.get(pool.provider)
+            sold = view.offers if view is not None else ()
+            self._gives[pool.name] = {
+                OfferKey(offer.type, offer.location): vector(expected_shape(self.world, pool, offer)) for offer in sold
+            }
+        if (gives := self._gives[pool.name].get(intent.offer)) is not None:
+            return gives
+        seen = self.world.learned.get((pool.name, intent.type, pool.spec))
+        return vector(seen) if seen is not None else None
 
 
 def room(node: Node) -> Bin:

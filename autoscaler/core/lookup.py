@@ -2,10 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from autoscaler.core import naming
 from autoscaler.core.model import Intent, Node, ProviderView, World
 from providers.base import Instance, Phase
+
+WORDS_MOST: Final = 300
+"""Letters of a provider's own words that go into a reason."""
 
 
 class Listed:
@@ -52,3 +56,11 @@ def rows_by_pool(intents: Iterable[Intent]) -> dict[str, list[Intent]]:
     for intent in intents:
         found[intent.pool].append(intent)
     return dict(found)
+
+
+def said(instance: Instance | None) -> str:
+    """What the provider said of an instance last, to be put after a reason; the start of it where it is long."""
+    text = " ".join(instance.detail.split()) if instance is not None else ""
+    if not text:
+        return ""
+    return f"; the provider's last word: {text if len(text) <= WORDS_MOST else text[:WORDS_MOST] + ' …'}"

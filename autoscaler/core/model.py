@@ -9,9 +9,11 @@ from autoscaler.core.actions import Adopt as Adopt
 from autoscaler.core.actions import Boot as Boot
 from autoscaler.core.actions import CancelDrain as CancelDrain
 from autoscaler.core.actions import Drain as Drain
+from autoscaler.core.actions import Extended as Extended
 from autoscaler.core.actions import Finding as Finding
 from autoscaler.core.actions import Forget as Forget
 from autoscaler.core.actions import Learn as Learn
+from autoscaler.core.actions import LessonKey as LessonKey
 from autoscaler.core.actions import Move as Move
 from autoscaler.core.actions import Plan as Plan
 from autoscaler.core.actions import Retry as Retry
@@ -48,8 +50,10 @@ class World:
     builders: int = 0
     """Builder nodes that builds need or that were asked for ahead."""
     backoffs: Mapping[str, BackOff] = field(default_factory=dict)
-    learned: Mapping[tuple[str, str], Shape] = field(default_factory=dict)
-    """What nodes of a pool and type really had, once one was seen."""
+    learned: Mapping[LessonKey, Shape] = field(default_factory=dict)
+    """What nodes of a pool and type that were made from one spec really had, once one was seen."""
+    bundle: str = ""
+    """What new nodes install, in short; empty while it is not known."""
     spent: Mapping[str, Decimal] = field(default_factory=dict)
     """Euro that instances which are gone have cost in this month, by pool."""
     clock_settled: bool = True

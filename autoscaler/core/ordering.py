@@ -31,7 +31,17 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
             if held is None:
                 item = group.item if group is not None else None
                 draft.actions.append(
-                    Boot(pool.name, pool.provider, ware.key, pool.start_seconds, reason, ware.price, item, cause)
+                    Boot(
+                        pool.name,
+                        pool.provider,
+                        ware.key,
+                        pool.start_seconds,
+                        reason,
+                        price=ware.price,
+                        item=item,
+                        cause=cause,
+                        spec=_spec(draft, pool),
+                    )
                 )
                 draft.booted.append((pool, ware, _room(pool, ware)))
                 return None
@@ -39,6 +49,11 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
     if group is None:
         draft.wait(f"pool {pool.name}", f"{reason}, but {refusal}")
     return refusal
+
+
+def _spec(draft: Draft, pool: PoolPolicy) -> str:
+    bundle = draft.world.bundle if pool.installs else ""
+    return f"{pool.spec}-{bundle}" if pool.spec and bundle else pool.spec
 
 
 def _nothing_sold(pool: PoolPolicy) -> str:

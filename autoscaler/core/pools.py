@@ -84,6 +84,8 @@ class PoolPolicy:
     """From the row to the running instance; later than that it has failed."""
     boot_seconds: float = 600.0
     """From the running instance to the registered node; later than that it has failed."""
+    extend_seconds: float = 300.0
+    """So much more time a late boot gets, once, if a step of it was reported no longer ago than this."""
     drain_seconds: float = 1800.0
     """A closed node that is not empty by then is pointed out; it is never killed for it."""
     max_in_flight: int = 2
@@ -114,7 +116,11 @@ class PoolPolicy:
     labels: Mapping[str, str] = field(default_factory=dict)
     """More labels of its instances."""
     spec: str = ""
-    """Digest of all that an instance is made from; an older one is replaced.  Empty: nothing ever is."""
+    """Digest of all that an instance is made from; empty while it is not known."""
+    installs: bool = False
+    """Whether its nodes install the gateway's bundle, so that another bundle makes other nodes."""
+    replaces: bool = True
+    """Whether what was made from another spec, or of an offer that ends, is replaced."""
 
     @property
     def hosts_sandboxes(self) -> bool:

@@ -1,13 +1,16 @@
-"""Nodes that are out of date: made from another spec than the pool's, or of an offer that ends.
+"""Nodes that are out of date, or whose paid time ends.
 
-One at a time in each pool: a replacement boots beside it, and only when an up-to-date node stands idle is the old one
-closed.  It is deleted when its last sandbox has ended; nothing is moved and nothing is killed.
+Out of date is what was made from another spec than the pool's, with another node bundle than the gateway serves now, or
+of an offer that ends.  One at a time in each pool: a replacement boots beside it, and only when an up-to-date node
+stands idle is the old one closed.  It is deleted when its last sandbox has ended; nothing is moved, nothing is killed.
 """
 
+from autoscaler.core.closing import cannot_stop
 from autoscaler.core.draft import Draft
+from autoscaler.core.expiry import ending
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.limits import pool_refusal
-from autoscaler.core.model import Drain, Intent, OfferKey, PoolPolicy
+from autoscaler.core.model import Drain, Intent, Node, OfferKey, PoolPolicy
 from autoscaler.core.ordering import boot
 from autoscaler.core.packing import Bin
 from autoscaler.core.rows import DRIFT
@@ -15,28 +18,41 @@ from autoscaler.core.supply import ends_soon
 from gateway.wire.states import NodeState
 
 S = IntentState
+FULL = ("it has", "the fleet has")
+"""How a refusal begins that only fewer nodes end."""
 
 
 def dated(draft: Draft, pool: PoolPolicy) -> dict[str, str]:
     """Why the instances of some rows are to be replaced, by operation."""
     view = draft.world.providers.get(pool.provider)
-    ending = {
+    sold_until = {
         OfferKey(offer.type, offer.location): f"{offer.type}@{offer.location} ends on {offer.gone_after:%Y-%m-%d}"
         for offer in (view.offers if view is not None else ())
         if offer.gone_after is not None and ends_soon(offer, draft.now)
     }
     found: dict[str, str] = {}
     for intent in draft.rows(pool):
-        if pool.spec and intent.spec and intent.spec != pool.spec:
-            found[intent.operation_id] = "it was made from an older spec"
-        elif ending and intent.offer in ending:
-            found[intent.operation_id] = ending[intent.offer]
+        end = ending(draft, pool, intent)
+        if end is not None and end.left <= end.replace_at:
+            found[intent.operation_id] = end.reason
+        elif pool.replaces and (reason := _drift(pool, intent, draft.world.bundle) or sold_until.get(intent.offer)):
+            found[intent.operation_id] = reason
     return found
 
 
+def _drift(pool: PoolPolicy, intent: Intent, bundle: str) -> str | None:
+    if pool.spec and intent.base and intent.base != pool.spec:
+        return "it was made from an older spec"
+    installed = intent.spec.partition("-")[2]
+    if pool.installs and bundle and installed and installed != bundle:
+        return "it was made with an older node bundle"
+    return None
+
+
 def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: dict[str, Bin]) -> None:
-    """Adds the next step of at most one replacement to the plan."""
-    rows = [intent for intent in draft.rows(pool, {S.READY}) if intent.operation_id in old]
+    """Closes what ends soon, and adds the next step of at most one replacement to the plan."""
+    _close_ending(draft, pool)
+    rows = [(intent, node) for intent, node in _ready(draft, pool) if intent.operation_id in old]
     if not rows or not draft.world.clock_settled:
         return
     name = f"pool {pool.name}"
@@ -46,19 +62,44 @@ def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: di
     if draft.starting(pool) or draft.boots(pool):
         draft.wait(name, f"{len(rows)} nodes are out of date; what is on its way comes first")
         return
-    oldest = min(rows, key=lambda intent: (not _is_idle(draft, intent, ready), intent.created_at))
-    node = draft.node(oldest)
-    if node is None or node.state is not NodeState.READY:
-        return
+    oldest, node = min(rows, key=lambda row: _urgency(draft, pool, row[0], ready))
     reason = old[oldest.operation_id]
-    if _has_stand_in(draft, pool, oldest, old, ready):
-        draft.actions.append(Drain(oldest.operation_id, node.id, f"{reason}; another has its place", cause=DRIFT))
-        return
-    if (refusal := pool_refusal(draft, pool)) is not None and refusal.startswith("it has") and node.is_empty:
-        # At the maximum there is no room for a second one; an idle node can go first.
-        draft.actions.append(Drain(oldest.operation_id, node.id, f"{reason}; it is idle", cause=DRIFT))
-        return
-    boot(draft, pool, None, f"{oldest.name} is to be replaced: {reason}")
+    has_stand_in = _has_stand_in(draft, pool, oldest, old, ready)
+    # At the maximum there is no room for a second one; an idle node can go first.
+    goes_first = node.is_empty and (pool_refusal(draft, pool) or "").startswith(FULL)
+    if not has_stand_in and not goes_first:
+        boot(draft, pool, None, f"{oldest.name} is to be replaced: {reason}")
+    elif (failed := cannot_stop(draft, pool)) is not None:
+        draft.wait(name, f"{len(rows)} nodes are out of date, but {failed}")
+    else:
+        why = "another has its place" if has_stand_in else "it is idle"
+        draft.actions.append(Drain(oldest.operation_id, node.id, f"{reason}; {why}", cause=DRIFT))
+
+
+def _close_ending(draft: Draft, pool: PoolPolicy) -> None:
+    """What ends before its work could is given no more of it, whether or not there is a replacement."""
+    for intent, node in _ready(draft, pool):
+        end = ending(draft, pool, intent)
+        if end is not None and end.left <= end.close_at:
+            reason = f"{end.reason}; nothing new is to begin there"
+            draft.actions.append(Drain(intent.operation_id, node.id, reason, cause=DRIFT))
+
+
+def _ready(draft: Draft, pool: PoolPolicy) -> list[tuple[Intent, Node]]:
+    """Rows with nodes that take work, and that this plan does not close yet."""
+    closing = {action.operation_id for action in draft.actions if isinstance(action, Drain)}
+    rows = [(intent, draft.node(intent)) for intent in draft.rows(pool, {S.READY})]
+    return [
+        (intent, node)
+        for intent, node in rows
+        if node is not None and node.state is NodeState.READY and intent.operation_id not in closing
+    ]
+
+
+def _urgency(draft: Draft, pool: PoolPolicy, intent: Intent, ready: dict[str, Bin]) -> tuple[float, bool, float]:
+    """What ends first goes first, then what is idle, then what is old."""
+    end = ending(draft, pool, intent)
+    return float("inf") if end is None else end.left, not _is_idle(draft, intent, ready), intent.created_at
 
 
 def _is_idle(draft: Draft, intent: Intent, ready: dict[str, Bin]) -> bool:
@@ -68,7 +109,7 @@ def _is_idle(draft: Draft, intent: Intent, ready: dict[str, Bin]) -> bool:
 
 def _has_stand_in(draft: Draft, pool: PoolPolicy, leaving: Intent, old: dict[str, str], ready: dict[str, Bin]) -> bool:
     """Whether the pool can do without this node: an up-to-date one is idle, or it is idle itself and over the floor."""
-    fresh = [intent for intent in draft.rows(pool, {S.READY}) if intent.operation_id not in old]
+    fresh = [intent for intent, _ in _ready(draft, pool) if intent.operation_id not in old]
     if any(_is_idle(draft, intent, ready) for intent in fresh):
         return True
     return _is_idle(draft, leaving, ready) and draft.kept(pool) > draft.floor(pool)

@@ -41,16 +41,23 @@ class Intent:
     price: Decimal | None = None
     """Euro an hour when it was ordered; ``None`` when unknown."""
     spec: str = ""
-    """`PoolPolicy.spec` when it was ordered."""
+    """`Boot.spec` when it was ordered."""
     running_at: float | None = None
     """When its instance was first seen running."""
     cause: str = ""
     """Why it was booted or is being closed, where a rule depends on it: ``pressure``, ``drift``."""
+    extended_at: float | None = None
+    """When its boot was given more time; that happens once."""
 
     @property
     def offer(self) -> OfferKey:
         """What was ordered."""
         return OfferKey(self.type, self.location)
+
+    @property
+    def base(self) -> str:
+        """The part of ``spec`` that the pool's settings decide; the rest names the bundle that its node installed."""
+        return self.spec.partition("-")[0]
 
     @property
     def sighting(self) -> str:

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 from autoscaler.core import naming
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.lookup import listed, node_of, nodes_by_instance
+from autoscaler.core.lookup import listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import (
     Adopt,
+    Extended,
     Finding,
     FleetPolicy,
     Intent,
     Learn,
+    LessonKey,
     Move,
     Node,
     PoolPolicy,
@@ -40,14 +42,15 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
         if intent.provider not in seen:
             continue
         instance = seen[intent.provider].first(intent.operation_id)
-        found: Move | Started | None = _finding(intent, instance, node_of(intent, nodes), world, now)
+        found: Move | Started | Extended | None = _finding(intent, instance, node_of(intent, nodes), world, now)
         if found is None and intent.pool in pools:
-            found = _started(intent, instance, pools[intent.pool], now)
+            pool = pools[intent.pool]
+            found = _started(intent, instance, pool, now) or _extended(intent, instance, pool, world, now)
         if found is not None:
             findings.append(found)
     for pool in policy.pools:
         findings += _adoptions(world, pool, policy, nodes, now)
-    findings += _lessons(world, nodes)
+    findings += _lessons(world, pools, nodes)
     return tuple(findings)
 
 
@@ -61,10 +64,12 @@ def applied(world: World, findings: tuple[Finding, ...], now: float) -> World:
                 intents[finding.operation_id] = moved(intents[finding.operation_id], finding, now)
             case Started():
                 intents[finding.operation_id] = started(intents[finding.operation_id], finding, now)
+            case Extended():
+                intents[finding.operation_id] = extended(intents[finding.operation_id], finding, now)
             case Adopt():
                 intents[finding.intent.operation_id] = finding.intent
             case Learn():
-                learned[finding.pool, finding.type] = finding.shape
+                learned[finding.key] = finding.shape
     kept = tuple(intent for intent in intents.values() if intent.state is not S.GONE)
     return replace(world, intents=kept, learned=learned)
 
@@ -84,6 +89,24 @@ def moved(intent: Intent, move: Move, now: float) -> Intent:
 def started(intent: Intent, found: Started, now: float) -> Intent:
     """The row once its instance runs."""
     return replace(intent, running_at=now, deadline=found.deadline, detail=found.reason)
+
+
+def extended(intent: Intent, found: Extended, now: float) -> Intent:
+    """The row once its boot was given more time."""
+    return replace(intent, extended_at=now, deadline=found.deadline, detail=found.reason)
+
+
+def _extended(intent: Intent, instance: Instance | None, pool: PoolPolicy, world: World, now: float) -> Extended | None:
+    """Slow is not stuck: what has just come a step nearer may go on, but not without end."""
+    if intent.state is not S.BOOTING or now <= intent.deadline or intent.extended_at is not None:
+        return None
+    if instance is None or instance.progress_at is None or not world.clock_settled or pool.extend_seconds <= 0:
+        return None
+    ago = max(0.0, world.providers[intent.provider].taken_at - instance.progress_at.timestamp())
+    if ago > pool.extend_seconds:
+        return None
+    reason = f"it is late, but came a step nearer {ago:.0f} s ago; it gets {pool.extend_seconds:.0f} s more, once"
+    return Extended(intent.operation_id, now + pool.extend_seconds, reason + said(instance))
 
 
 def _started(intent: Intent, instance: Instance | None, pool: PoolPolicy, now: float) -> Started | None:
@@ -121,7 +144,8 @@ def _loss(intent: Intent, instance: Instance | None, node: Node | None, world: W
             return None
         return Move(intent.operation_id, S.LOST, "the provider has listed it no more, twice", node_id=node_id)
     if instance.phase is Phase.LOST:
-        return Move(intent.operation_id, S.LOST, "the provider says that it is lost", node_id=node_id)
+        reason = f"the provider says that it is lost{said(instance)}"
+        return Move(intent.operation_id, S.LOST, reason, node_id=node_id)
     if instance.phase is Phase.STOPPING:
         return Move(intent.operation_id, S.DELETING, "somebody else deletes it")
     return None
@@ -130,7 +154,8 @@ def _loss(intent: Intent, instance: Instance | None, node: Node | None, world: W
 def _registration(intent: Intent, node: Node | None, world: World) -> Move | None:
     if world.nodes is None:
         return None
-    if intent.state is S.BOOTING and node is not None and node.state in (NodeState.READY, NodeState.DRAINING):
+    # Whatever it is now, work may be there since its first heartbeat, so the boot's deadline is over for it.
+    if intent.state is S.BOOTING and node is not None and node.heartbeat_at is not None:
         return Move(intent.operation_id, S.READY, f"node {node.id} has registered", node_id=node.id)
     if intent.state in _WITH_NODE and node is None and intent.operation_id in world.unknown_nodes_before:
         return Move(intent.operation_id, S.LOST, f"the gateway has forgotten node {intent.node_id}")
@@ -180,19 +205,20 @@ def _adoptions(
         )
 
 
-def _lessons(world: World, nodes: dict[str, Node]) -> Iterator[Learn]:
-    """What types really give: the least that any of their nodes reports now."""
-    seen: dict[tuple[str, str], Node] = {}
+def _lessons(world: World, pools: dict[str, PoolPolicy], nodes: dict[str, Node]) -> Iterator[Learn]:
+    """What types really give under the present settings: the least that any of their nodes reports now."""
+    seen: dict[LessonKey, Node] = {}
     for intent in world.intents:
-        node = nodes.get(intent.name)
-        if node is None or intent.state not in _WITH_NODE:
+        node, pool = nodes.get(intent.name), pools.get(intent.pool)
+        if node is None or pool is None or intent.state not in _WITH_NODE or intent.base != pool.spec:
             continue
-        least = seen.get((intent.pool, intent.type))
+        key = (intent.pool, intent.type, pool.spec)
+        least = seen.get(key)
         if least is None or node.total.memory_mb < least.total.memory_mb:
-            seen[intent.pool, intent.type] = node
-    for (pool, kind), node in sorted(seen.items()):
-        if _differs(world.learned.get((pool, kind)), node.total):
-            yield Learn(pool, kind, node.total)
+            seen[key] = node
+    for key, node in sorted(seen.items()):
+        if _differs(world.learned.get(key), node.total):
+            yield Learn(*key, node.total)
 
 
 def _differs(known: Shape | None, seen: Shape) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from autoscaler.core import naming
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance
+from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import FleetPolicy, Forget, Intent, Node, PoolPolicy, ProviderView, Stop, Sweep, Wait, World
 from gateway.wire.states import NodeState
 from providers.base import Instance, Phase
@@ -23,7 +23,7 @@ def stops(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> l
         stop = (
             _again(intent, seen[intent.provider], policy, now)
             if intent.state is S.DELETING
-            else _stop(intent, node_of(intent, nodes), world, policy, now)
+            else _stop(intent, node_of(intent, nodes), seen[intent.provider], world, policy, now)
         )
         if isinstance(stop, Stop):
             found.append(stop)
@@ -34,11 +34,15 @@ def stops(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> l
     return found
 
 
-def _stop(intent: Intent, node: Node | None, world: World, policy: FleetPolicy, now: float) -> Stop | str | None:
+def _stop(
+    intent: Intent, node: Node | None, seen: Listed, world: World, policy: FleetPolicy, now: float
+) -> Stop | str | None:
     """The stop of one row; or why it is put off; or nothing."""
     operation = intent.operation_id
     match intent.state:
         case S.ABANDONED:
+            if seen.first(operation) is None and now < intent.next_try_at:
+                return "it was given up, but its last create may still come through; it counts until then"
             return Stop(operation, intent.detail, boot_failed=True)
         case S.LOST:
             return Stop(operation, intent.detail, boot_failed=intent.node_id is None)
@@ -47,7 +51,7 @@ def _stop(intent: Intent, node: Node | None, world: World, policy: FleetPolicy, 
                 return "its boot took too long, but the clock has just jumped"
             if world.nodes is None:
                 return "its boot took too long, but its node may have registered: the gateway cannot be asked"
-            return Stop(operation, _too_slow(intent), boot_failed=True)
+            return Stop(operation, _too_slow(intent) + said(seen.first(operation)), boot_failed=True)
         case S.READY | S.DRAINING if node is not None and node.state is NodeState.LOST:
             return _silent(intent, node, world, policy, now)
         case S.DRAINING if node is not None:
@@ -56,9 +60,11 @@ def _stop(intent: Intent, node: Node | None, world: World, policy: FleetPolicy, 
 
 
 def _too_slow(intent: Intent) -> str:
+    extended_at = intent.extended_at
+    more = ", more time included" if extended_at is not None and extended_at >= (intent.running_at or 0.0) else ""
     if intent.running_at is None:
-        return f"it did not run within {intent.deadline - intent.created_at:.0f} s"
-    return f"it runs, but no node came of it in {intent.deadline - intent.running_at:.0f} s"
+        return f"it did not run within {intent.deadline - intent.created_at:.0f} s{more}"
+    return f"it runs, but no node came of it in {intent.deadline - intent.running_at:.0f} s{more}"
 
 
 def _overdue(intent: Intent, pool: PoolPolicy | None, now: float) -> str | None:
@@ -73,7 +79,7 @@ def _again(intent: Intent, seen: Listed, policy: FleetPolicy, now: float) -> Sto
     if not seen.of(intent.operation_id):
         return Stop(intent.operation_id, "it is listed no more; the provider shall confirm it")
     if now < max(intent.next_try_at, intent.changed_at + policy.delete_retry_seconds):
-        return "it is being deleted"
+        return f"it is being deleted: {intent.detail}"
     return Stop(intent.operation_id, "it is still there; asking again")
 
 

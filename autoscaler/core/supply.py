@@ -56,7 +56,7 @@ def ends_soon(offer: Offer, now: float) -> bool:
 
 def expected_shape(world: World, pool: PoolPolicy, offer: Offer) -> Shape:
     """What a node of this offer will have for sandboxes: as seen before, or the offer less what a node keeps."""
-    if (seen := world.learned.get((pool.name, offer.type))) is not None:
+    if (seen := world.learned.get((pool.name, offer.type, pool.spec))) is not None:
         return seen
     has = offer.resources
     return Shape(

@@ -15,6 +15,7 @@ from autoscaler.simulator import amounts
 from autoscaler.simulator.amounts import Amounts
 from autoscaler.simulator.trace import Job
 from gateway.client import GatewayError
+from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand, PreparedCapacity, WaitingSandbox
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord, RuntimeReport
@@ -145,6 +146,10 @@ class SimulatedGateway:
         record = self._record(self._host(node_id))
         self._drop(node_id)
         return record
+
+    def bundle(self) -> BundleManifest:
+        """Nothing that a simulated node would install."""
+        return BundleManifest(version="", sha256="", files=[])
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
         """What the gateway would refuse by; every job of a trace is taken in here."""

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from autoscaler.core import money
+from autoscaler.core import backoff, money
 from autoscaler.core.lifecycle import IntentState, next_state
-from autoscaler.core.model import Adopt, BackOff, Finding, Intent, Learn, Move, Started
-from autoscaler.core.settle import moved, started
+from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
+from autoscaler.core.settle import extended, moved, started
 from autoscaler.store.journal import EVENTS_KEPT, Event, Journal
 from gateway.wire.resources import Shape
 
@@ -27,7 +27,7 @@ class MemoryJournal(Journal):
         self._gone: deque[str] = deque(maxlen=GONE_KEPT)
         self._last_gone: dict[str, Intent] = {}
         self._backoffs: dict[str, BackOff] = {}
-        self._learned: dict[tuple[str, str], Shape] = {}
+        self._learned: dict[LessonKey, Shape] = {}
         self._euros: dict[tuple[str, str], Decimal] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._number = 0
@@ -80,11 +80,15 @@ class MemoryJournal(Journal):
                     before = self.intent(finding.operation_id)
                     self._open[finding.operation_id] = started(before, finding, now)
                     self._tell(now, before.name, "running", finding.reason)
+                case Extended():
+                    before = self.intent(finding.operation_id)
+                    self._open[finding.operation_id] = extended(before, finding, now)
+                    self._tell(now, before.name, "extended", finding.reason)
                 case Adopt():
                     self._open[finding.intent.operation_id] = finding.intent
                     self._tell(now, finding.intent.name, "adopted", finding.reason)
                 case Learn():
-                    self._learned[finding.pool, finding.type] = finding.shape
+                    self._learned[finding.key] = finding.shape
                     self._tell(now, f"{finding.pool}/{finding.type}", "learned", finding.shape.model_dump_json())
 
     def backoffs(self) -> dict[str, BackOff]:
@@ -92,14 +96,13 @@ class MemoryJournal(Journal):
 
     def hold_back(self, held: BackOff) -> None:
         self._backoffs[held.key] = held
-        detail = f"nothing is created for {held.until - held.failed_at:.0f} s: {held.reason}"
-        self._tell(held.failed_at, held.key, "backoff", detail)
+        self._tell(held.failed_at, held.key, "backoff", backoff.words(held))
 
     def release(self, keys: Sequence[str]) -> None:
         for key in keys:
             self._backoffs.pop(key, None)
 
-    def learned(self) -> dict[tuple[str, str], Shape]:
+    def learned(self) -> dict[LessonKey, Shape]:
         return dict(self._learned)
 
     def record(self, now: float, subject: str, kind: str, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""The only writer of the journal.  Every method is one transaction, durable when it returns."""
+"""The only writer of the journal.  Every method is one transaction, durable when it returns, from any thread."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Engine, delete
 from sqlmodel import Session, col, select
 
-from autoscaler.core import money
+from autoscaler.core import backoff, money
 from autoscaler.core.lifecycle import IntentState, next_state
-from autoscaler.core.model import Adopt, BackOff, Finding, Intent, Learn, Move, Started
-from autoscaler.core.settle import moved, started
+from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
+from autoscaler.core.settle import extended, moved, started
 from autoscaler.store.db import open_engine
 from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
 from gateway.wire.resources import Shape
@@ -78,7 +78,7 @@ class Journal:
     def intent(self, operation_id: str) -> Intent:
         """One row; it must be there."""
         with Session(self._engine) as session, session.begin():
-            return _intent(_row(session, operation_id))
+            return _intent(session.get_one(IntentRow, operation_id))
 
     def add(self, intents: Sequence[Intent]) -> None:
         """Writes new intents, all or none."""
@@ -127,12 +127,18 @@ class Journal:
                         before = _intent(row)
                         _store(session, row, started(before, finding, now))
                         session.add(_event(now, before.name, "running", finding.reason))
+                    case Extended():
+                        row = _row(session, finding.operation_id)
+                        before = _intent(row)
+                        _store(session, row, extended(before, finding, now))
+                        session.add(_event(now, before.name, "extended", finding.reason))
                     case Adopt():
                         session.merge(_stored(finding.intent))
                         session.add(_event(now, finding.intent.name, "adopted", finding.reason))
                     case Learn():
                         shape = finding.shape.model_dump_json()
-                        session.merge(LearnedRow(pool=finding.pool, type=finding.type, shape=shape))
+                        row_of = LearnedRow(pool=finding.pool, type=finding.type, spec=finding.spec, shape=shape)
+                        session.merge(row_of)
                         session.add(_event(now, f"{finding.pool}/{finding.type}", "learned", shape))
 
     # -- back-offs and lessons ----------------------------------------------------------------------------------------
@@ -146,19 +152,18 @@ class Journal:
         """Stores a back-off in place of the one under its key."""
         with Session(self._engine) as session, session.begin():
             session.merge(BackOffRow(**asdict(held)))
-            detail = f"nothing is created for {held.until - held.failed_at:.0f} s: {held.reason}"
-            session.add(_event(held.failed_at, held.key, "backoff", detail))
+            session.add(_event(held.failed_at, held.key, "backoff", backoff.words(held)))
 
     def release(self, keys: Sequence[str]) -> None:
         """Forgets the back-offs under these keys."""
         with Session(self._engine) as session, session.begin():
             session.exec(delete(BackOffRow).where(col(BackOffRow.key).in_(keys)))
 
-    def learned(self) -> dict[tuple[str, str], Shape]:
-        """What nodes really had, by pool and type."""
+    def learned(self) -> dict[LessonKey, Shape]:
+        """What nodes really had, by pool, type and spec; of each pool and type the last spec only."""
         with Session(self._engine) as session, session.begin():
             rows = session.exec(select(LearnedRow))
-            return {(row.pool, row.type): Shape.model_validate_json(row.shape) for row in rows}
+            return {(row.pool, row.type, row.spec): Shape.model_validate_json(row.shape) for row in rows}
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +188,8 @@ class Journal:
 
 
 def _row(session: Session, operation_id: str) -> IntentRow:
-    return session.get_one(IntentRow, operation_id)
+    """A row that is about to be changed, by this thread only."""
+    return session.get_one(IntentRow, operation_id, with_for_update=True)
 
 
 def _intent(row: IntentRow) -> Intent:

@@ -36,6 +36,7 @@ class IntentRow(Row, table=True):
     spec: str
     running_at: float | None
     cause: str
+    extended_at: float | None
 
 
 class EventRow(Row, table=True):
@@ -69,6 +70,7 @@ class LearnedRow(Row, table=True):
 
     pool: str = Field(primary_key=True)
     type: str = Field(primary_key=True)
+    spec: str
     shape: str
     """A `gateway.wire.resources.Shape` as JSON."""
 

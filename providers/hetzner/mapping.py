@@ -92,6 +92,7 @@ def instance(server: Server, now: datetime, settings: HetznerSettings) -> Instan
         location=server.location.name,
         created_at=server.created,
         address=address(server, settings),
+        detail=f"{server.status}, locked" if server.locked else server.status,
     )
 
 

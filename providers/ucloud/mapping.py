@@ -35,7 +35,8 @@ MAX_USER_DATA: Final = 4096
 """Bytes.  It travels in a label, which comes back with every listing; UCloud has no user data of its own."""
 MAX_KEY: Final = 256
 FINAL: Final = frozenset({"SUCCESS", "FAILURE", "EXPIRED"})
-WAITING: Final = frozenset({"IN_QUEUE", "SUSPENDED"})
+QUEUED: Final = "IN_QUEUE"
+WAITING: Final = frozenset({QUEUED, "SUSPENDED"})
 PER_HOUR: Final[Mapping[str, Decimal]] = {
     "PERIODIC_MINUTE": Decimal(60),
     "PERIODIC_HOUR": Decimal(1),
@@ -83,11 +84,32 @@ def instance(job: Job, *, is_stopping: bool = False, adopted: bool = False) -> I
         phase=phase_of(job, is_stopping=is_stopping),
         type=job.specification.product.id,
         location=job.specification.product.provider,
-        created_at=datetime.fromtimestamp(job.created_at / 1000, UTC),
+        created_at=_time(job.created_at),
         address=job.labels.get(SERVICE_ADDRESS) or None,
         adopted=adopted,
         detail=f"{job.status.state}: {said[-1]}" if said else job.status.state,
+        progress_at=_progress(job),
+        expires_at=_time(job.status.expires_at) if job.status.expires_at is not None else None,
     )
+
+
+def _progress(job: Job) -> datetime | None:
+    """When it last came nearer to running: its machine was made, got a port for SSH, or began to run.
+
+    What is said of a job in the queue is why it does not go on, so that is no step.
+    """
+    steps = [
+        update.timestamp
+        for update in job.updates
+        if update.state not in (None, QUEUED) or _SSH.search(update.status or "") is not None
+    ]
+    if job.status.started_at is not None:
+        steps.append(job.status.started_at)
+    return _time(max(steps)) if steps else None
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def access(job: Job) -> Access | None:

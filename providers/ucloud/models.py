@@ -53,6 +53,8 @@ class Status(_Model):
     state: str
     started_at: int | None = None
     """When it last began to run; ``None`` when it never did."""
+    expires_at: int | None = None
+    """Milliseconds since the epoch; ``None`` for what has no end, as virtual machines had none in August 2026."""
 
 
 class Job(_Model):

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 
 from autoscaler.core.lifecycle import IllegalTransitionError, IntentState
-from autoscaler.core.model import Adopt, BackOff, Intent, Learn, Move
-from autoscaler.store.db import JournalError
+from autoscaler.core.model import Adopt, BackOff, Extended, Intent, Learn, Move
+from autoscaler.store.db import MIGRATIONS, JournalError
 from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
 from gateway.wire.resources import Shape
 
@@ -78,15 +81,51 @@ def test_findings_are_written_together(journal: Journal) -> None:
     findings = (
         Move("op1", S.READY, "registered", node_id="n1"),
         Adopt(an_intent(2, S.READY), "found"),
-        Learn("cpu", "t", Shape(cpus=1)),
+        Learn("cpu", "t", "s1", Shape(cpus=1)),
     )
     journal.settle(findings, 30.0)
     first, second = journal.open_intents()
     assert (first.state, first.node_id, second.state) == (S.READY, "n1", S.READY)
-    assert journal.learned() == {("cpu", "t"): Shape(cpus=1)}
+    assert journal.learned() == {("cpu", "t", "s1"): Shape(cpus=1)}
     with pytest.raises(IllegalTransitionError):
-        journal.settle((Learn("cpu", "u", Shape()), Move("op1", S.PLANNED, "back")), 31.0)
-    assert set(journal.learned()) == {("cpu", "t")}
+        journal.settle((Learn("cpu", "u", "s1", Shape()), Move("op1", S.PLANNED, "back")), 31.0)
+    assert set(journal.learned()) == {("cpu", "t", "s1")}
+
+
+def test_more_time_for_a_boot_is_kept_and_told(journal: Journal) -> None:
+    journal.add([an_intent(1, S.BOOTING)])
+    journal.settle((Extended("op1", 500.0, "a step nearer"),), 110.0)
+    row = journal.intent("op1")
+    assert (row.state, row.changed_at, row.deadline, row.extended_at) == (S.BOOTING, 10.0, 500.0, 110.0)
+    last = journal.events(1)[0]
+    assert (last.at, last.subject, last.kind, last.detail) == (110.0, "d-cpu-op1", "extended", "a step nearer")
+
+
+def test_a_lesson_of_another_spec_replaces_the_one_before(journal: Journal) -> None:
+    journal.settle((Learn("cpu", "t", "s1", Shape(cpus=1)), Learn("cpu", "t", "s2", Shape(cpus=2))), 30.0)
+    assert journal.learned() == {("cpu", "t", "s2"): Shape(cpus=2)}
+
+
+def test_an_older_journal_is_brought_up_to_date(url: str, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    engine, config = create_engine(url), Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0002")
+        connection.execute(text("INSERT INTO learned (pool, type, shape) VALUES ('cpu', 't', '{}')"))
+        connection.execute(
+            text(
+                "INSERT INTO intent (operation_id, pool, provider, name, type, location, state, created_at, changed_at,"
+                " deadline, attempts, next_try_at, detail) VALUES ('op1', 'cpu', 'local', 'd-cpu-op1', 't', 'l',"
+                " 'planned', 11, 10, 100, 0, 0, 'why')"
+            )
+        )
+    engine.dispose()
+    journal = Journal.open(url)
+    assert journal.open_intents() == (an_intent(1),)
+    assert journal.learned() == {}
+    journal.close()
 
 
 def test_gone_rows_leave_the_open_ones_and_are_remembered_by_name(journal: Journal) -> None:

@@ -249,7 +249,7 @@ def test_the_minimum_is_kept_one_a_tick() -> None:
 
 
 def test_a_learned_shape_replaces_the_guess() -> None:
-    seen = world(waiting=1, learned={("cpu", "small"): Shape(cpus=0.5, memory_mb=100, slots=1)})
+    seen = world(waiting=1, learned={("cpu", "small", ""): Shape(cpus=0.5, memory_mb=100, slots=1)})
     assert boots(acts(seen)) == ["gpu@here"]
 
 
@@ -424,7 +424,8 @@ def test_a_registered_node_makes_it_ready() -> None:
     assert finds(world(row, nodes=(node_of(row),))) == (
         Move("op1", S.READY, "node node-op1 has registered", node_id="node-op1"),
     )
-    assert moves(world(row, nodes=(node_of(row, state=NodeState.UNREACHABLE),))) == []
+    assert moves(world(row, nodes=(node_of(row, state=NodeState.UNREACHABLE),))) == [S.READY]
+    assert moves(world(row, nodes=(node_of(row, heartbeat_at=None),))) == []
 
 
 def test_absence_takes_two_complete_listings() -> None:
@@ -470,9 +471,9 @@ def test_a_working_node_without_a_row_is_adopted() -> None:
 def test_the_shape_of_a_node_is_learned_once() -> None:
     row = an_intent(S.READY)
     node = node_of(row)
-    assert finds(world(row, nodes=(node,))) == (Learn("cpu", "small", node.total),)
+    assert finds(world(row, nodes=(node,))) == (Learn("cpu", "small", "", node.total),)
     nearly = replace_shape(node.total, disk_mb=69_000)
-    assert finds(world(row, nodes=(node,), learned={("cpu", "small"): nearly})) == ()
+    assert finds(world(row, nodes=(node,), learned={("cpu", "small", ""): nearly})) == ()
 
 
 # -- the rest ---------------------------------------------------------------------------------------------------------

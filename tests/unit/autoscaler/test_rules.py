@@ -298,42 +298,6 @@ def test_a_node_that_does_not_become_empty_is_pointed_out_and_lives() -> None:
     assert "still not empty" in reasons(world(row, nodes=(node,)), a_pool(spec="new"))[row.name]
 
 
-# -- replacement ------------------------------------------------------------------------------------------------------
-
-
-def test_a_dated_node_gets_a_stand_in_before_it_is_closed() -> None:
-    old = an_intent(S.READY, 1, spec="old")
-    pool = a_pool(min=1, spec="new")
-    (boot,) = acts(world(old, nodes=(busy(old),)), pool)
-    assert "is to be replaced: it was made from an older spec" in boot.reason  # type: ignore[attr-defined]
-    fresh = an_intent(S.READY, 2, spec="new")
-    (drain,) = acts(world(old, fresh, nodes=(busy(old), node_of(fresh))), pool)
-    assert isinstance(drain, Drain)
-    assert (drain.operation_id, drain.cause) == ("op1", "drift")
-    assert acts(world(old, fresh, nodes=(busy(old), busy(fresh))), a_pool(min=1, max=2, spec="new")) == ()
-
-
-def test_one_replacement_at_a_time() -> None:
-    olds = [an_intent(S.READY, number, spec="old") for number in (1, 2)]
-    coming = an_intent(S.BOOTING, 3, spec="new")
-    seen = world(*olds, coming, nodes=tuple(busy(old) for old in olds))
-    assert acts(seen, a_pool(spec="new", max=9)) == ()
-    assert "what is on its way comes first" in reasons(seen, a_pool(spec="new", max=9))["pool cpu"]
-
-
-def test_at_the_maximum_an_idle_dated_node_goes_first() -> None:
-    old = an_intent(S.READY, 1, spec="old")
-    assert drains(world(old, nodes=(node_of(old),)), a_pool(min=1, max=1, spec="new")) == ["op1"]
-    assert drains(world(old, nodes=(busy(old),)), a_pool(min=1, max=1, spec="new")) == []
-
-
-def test_a_node_of_an_offer_that_ends_is_dated() -> None:
-    old = an_intent(S.READY, 1)
-    ending = replace(SMALL, gone_after=datetime.fromtimestamp(NOW + 86_400, UTC))
-    (boot,) = acts(world(old, nodes=(busy(old),), offers=(ending, CHEAP_FAR)), a_pool(min=1))
-    assert str(boot.offer) == "small@there"  # type: ignore[attr-defined]
-
-
 # -- the first look, and what nobody uses -----------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def test_both_journals_keep_the_same_rows() -> None:
         journal.move("op0", S.CALLING, now=5.0, reason="", attempts=1)
         journal.move("op0", S.BOOTING, now=6.0, reason="made", instance_id="i0")
         journal.settle([Started("op0", 900.0, "runs"), Move("op0", S.READY, "registered", node_id="n0")], 7.0)
-        journal.settle([Learn("cpu", "t", Shape(cpus=4, memory_mb=5))], 8.0)
+        journal.settle([Learn("cpu", "t", "s", Shape(cpus=4, memory_mb=5))], 8.0)
         journal.amend("op1", now=9.0, reason="note", next_try_at=11.0)
         journal.move("op2", S.GONE, now=10.0, reason="refused")
         journal.hold_back(BackOff("k", 99.0, 1, 9.0, "no"))

@@ -154,6 +154,8 @@ def test_a_server_that_is_stuck_goes_on_booting(lab: Lab, at: str) -> None:
     lab.advance(300)
     assert lab.cloud.here()[0]["status"] == at
     assert phase(lab, made) is Phase.BOOTING
+    (seen,) = lab.provider().list().instances
+    assert seen.detail.startswith(at)
     lab.advance(3600)
     # It has been off for an hour with nothing at work on it: whether it ever ran, nobody will start it now.
     assert phase(lab, made) is (Phase.LOST if at == "off" else Phase.BOOTING)

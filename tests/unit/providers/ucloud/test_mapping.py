@@ -1,5 +1,6 @@
 """Jobs, products and orders, without a network."""
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -80,6 +81,30 @@ def test_an_instance_keeps_the_name_of_its_order_and_hides_what_was_for_the_gues
 
 def test_a_list_that_is_null_is_empty() -> None:
     assert mapping.instance(job(updates=None)).detail == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("updates", "step"),
+    [
+        ([], None),
+        ([("IN_QUEUE", None), (None, "There are currently no machines available to run your job.")], None),
+        ([("IN_QUEUE", None), (None, "Failed to schedule job: no disk")], None),
+        ([("IN_QUEUE", None), (None, "SSH: Connected! Available at: ssh ucloud@h -p 7")], 1),
+        ([("IN_QUEUE", None), ("SUSPENDED", "The virtual machine is powered off."), (None, "a word")], 1),
+    ],
+)
+def test_a_step_towards_running_is_told_and_waiting_is_none(
+    updates: list[tuple[str | None, str | None]], step: int | None
+) -> None:
+    seen = mapping.instance(job("SUSPENDED", started=False, updates=told(*updates)))
+    assert seen.progress_at == (datetime.fromtimestamp(step / 1000, UTC) if step is not None else None)
+
+
+def test_a_run_is_a_step_and_an_end_of_the_paid_time_is_told() -> None:
+    assert mapping.instance(job()).progress_at == datetime.fromtimestamp(1_787_300_060, UTC)
+    assert mapping.instance(job()).expires_at is None
+    ending = job(status={"state": "RUNNING", "expiresAt": 1_787_386_400_000})
+    assert mapping.instance(ending).expires_at == datetime.fromtimestamp(1_787_386_400, UTC)
 
 
 # -- login ------------------------------------------------------------------------------------------------------------

@@ -195,6 +195,7 @@ def test_no_room_is_silence_and_shows_in_the_offers(account: Lab, remote: Remote
     (seen,) = provider.list().instances
     assert seen.phase is Phase.BOOTING
     assert "no machines available" in seen.detail
+    assert seen.progress_at is None
     other = account.run(provider, 3, type="cpu-old-4-vcpu")
     assert other.type == "cpu-old-4-vcpu"
     provider.delete(Ref(id=waits.id))
@@ -244,6 +245,7 @@ def test_a_start_that_fails_boots_for_ever(account: Lab, remote: Remote, provide
     (seen,) = provider.list().instances
     assert seen.phase is Phase.BOOTING
     assert ("Failed to schedule job" in seen.detail) is (where == "before")
+    assert (seen.progress_at is None) is (where == "before")
     provider.delete(Ref(id=made.id))
     account.settle(lambda: phase(provider, made.id) is Phase.GONE)
 
