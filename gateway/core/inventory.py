@@ -11,7 +11,7 @@ from gateway.wire.states import SandboxState
 
 S = SandboxState
 
-EXPECTED = frozenset({S.RUNNING, S.PAUSED, S.CHECKPOINTED})
+EXPECTED = frozenset({S.RUNNING, S.PAUSED, S.CHECKPOINTED, S.RESTORING})
 """States in which the node must have the sandbox."""
 
 
@@ -82,7 +82,7 @@ def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], 
 
 def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Sandbox | None:
     """The row after what the engine says, when that is another state than the row's."""
-    if row.state in {S.CREATING, S.RESTORING}:
+    if row.state is S.CREATING or (row.state is S.RESTORING and item.state is not S.CHECKPOINTED):
         return lifecycle.settled(row, item, now)
     if item.state in {S.EXITED, S.FAILED}:
         return lifecycle.ended(row, item, now)
@@ -93,6 +93,8 @@ def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: date
             return lifecycle.paused(row, now)
         case S.PAUSED, S.RUNNING:
             return lifecycle.resumed(row, now)
+        case S.RESTORING, S.CHECKPOINTED:
+            return lifecycle.checkpointed(row, now)  # nobody is at it any more; the next call asks again
         case _:
             return None
 

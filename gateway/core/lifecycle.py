@@ -142,6 +142,11 @@ def failed(sandbox: Sandbox, code: ErrorCode, message: str, now: datetime) -> Sa
     )
 
 
+def restart_refused(sandbox: Sandbox, message: str, now: datetime) -> Sandbox:
+    """Its node, the only one with its workspace, has no room for it; it may be restarted again."""
+    return failed(sandbox, ErrorCode.NO_ROOM, f"{message}; restart it again later, its workspace is kept", now)
+
+
 def requeued(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
     """Back to waiting, as a new generation: whatever the old order may still do is fenced off."""
     return replace(
@@ -172,6 +177,11 @@ def restarted(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
 def paused(sandbox: Sandbox, now: datetime) -> Sandbox:
     """Its processes are frozen."""
     return _moved(sandbox, S.PAUSED, now)
+
+
+def checkpointed(sandbox: Sandbox, now: datetime) -> Sandbox:
+    """Its processes are on disk."""
+    return _moved(sandbox, S.CHECKPOINTED, now)
 
 
 def resumed(sandbox: Sandbox, now: datetime) -> Sandbox:
@@ -220,8 +230,9 @@ def unless_leaving(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sand
 
 
 def starts_afresh(sandbox: Sandbox) -> bool:
-    """Whether a create of this id begins anew: it is deleted, or failed for want of room alone."""
-    return sandbox.state is S.DELETED or (sandbox.state is S.FAILED and sandbox.error in UNPLACED_ERRORS)
+    """Whether a create of this id begins anew: it is deleted, or never ran for want of room alone."""
+    unplaced = sandbox.state is S.FAILED and sandbox.error in UNPLACED_ERRORS
+    return sandbox.state is S.DELETED or (unplaced and not sandbox.ever_ran)
 
 
 def deleted(sandbox: Sandbox, now: datetime) -> Sandbox:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gateway.core import lifecycle
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF: Final = 0.1
 LAST_BACKOFF: Final = 5.0
+RESTART_PATIENCE: Final = 20.0
+"""Seconds for which a node may refuse a restart before it fails; less than a caller waits for it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Drivers:
             del self._running[sandbox_id]
 
     async def _bring_up(self, sandbox: Sandbox) -> None:
-        await self._until_done(sandbox, self._create)
+        await self._until_done(sandbox, partial(self._create, since=self._rim.clock.monotonic()))
 
     async def _take_away(self, sandbox: Sandbox) -> None:
         await self._until_done(sandbox, self._delete)
@@ -97,7 +100,7 @@ class Drivers:
                 log.exception("%s of sandbox %s broke; it is tried again in %s s", sandbox.state, sandbox.id, delay)
             await self._rim.clock.sleep(delay)
 
-    async def _create(self, sandbox: Sandbox) -> bool:
+    async def _create(self, sandbox: Sandbox, since: float) -> bool:
         """Gives the create order once; whether that settled the operation."""
         address = await self._address(sandbox)
         if address is None:
@@ -105,7 +108,7 @@ class Drivers:
         try:
             item = await self._rim.orders.create(address, order_of(sandbox))
         except ApiError as error:
-            return await self._refused(sandbox, address, error)
+            return await self._refused(sandbox, address, error, since)
         return await self._told(sandbox, item)
 
     async def _told(self, sandbox: Sandbox, item: InventoryItem) -> bool:
@@ -121,13 +124,18 @@ class Drivers:
         await self._change(sandbox, lambda row: lifecycle.settled(row, item, now))
         return True
 
-    async def _refused(self, sandbox: Sandbox, address: NodeAddress, error: ApiError) -> bool:
+    async def _refused(self, sandbox: Sandbox, address: NodeAddress, error: ApiError, since: float) -> bool:
         now = self._rim.clock.now()
         outcome = lifecycle.outcome_of(error.code)
         log.info("node %s on create of %s: %s (%s)", address.node_id, sandbox.id, error.message, outcome.value)
-        if outcome is Outcome.UNKNOWN or (outcome is Outcome.REFUSED and sandbox.ever_ran):
-            return False  # a restart can go nowhere else, since the workspace is here: it is asked for again
-        if outcome is Outcome.FINAL or sandbox.ever_ran:
+        if outcome is Outcome.UNKNOWN:
+            return False
+        if outcome is Outcome.REFUSED and sandbox.ever_ran:
+            # It can go nowhere else, since the workspace is here.
+            if self._rim.clock.monotonic() - since < RESTART_PATIENCE:
+                return False
+            await self._change(sandbox, lambda row: lifecycle.restart_refused(row, error.message, now))
+        elif outcome is Outcome.FINAL or sandbox.ever_ran:
             await self._change(sandbox, lambda row: lifecycle.failed(row, error.code, error.message, now))
         else:
             self._rim.dispatcher.avoid(sandbox.id, address.node_id)

@@ -74,7 +74,7 @@ class SandboxService:
                 # An earlier sandbox of this id is on its way out.
                 if not await watch.change(self._clock, until):
                     raise refusals.still_deleting(admitted.sandbox)
-            sandbox = await self._brought_up(admitted.sandbox, watch, until)
+            sandbox = await self._brought_up(admitted.sandbox, watch, until, was_there=admitted.recovered)
         return SandboxEnvelope(sandbox=sandbox_record(sandbox), recovered=admitted.recovered)
 
     async def get(self, sandbox_id: str) -> SandboxRecord:
@@ -230,8 +230,8 @@ class SandboxService:
                 self._rim.dispatcher.note(spec.id, admitted.reasons)
         return admitted
 
-    async def _brought_up(self, sandbox: Sandbox, watch: Watch, until: float) -> Sandbox:
-        """The sandbox once it is neither waiting nor being created.
+    async def _brought_up(self, sandbox: Sandbox, watch: Watch, until: float, *, was_there: bool = False) -> Sandbox:
+        """The sandbox once it is neither waiting nor being created; one that was there as it is, if it ever ran.
 
         Raises:
             ApiError: the time is over, or it failed, or was deleted meanwhile.
@@ -250,7 +250,7 @@ class SandboxService:
             current = watch.newer_than(current)
         if current.state in {S.DELETING, S.DELETED}:
             raise refusals.deleted_meanwhile(current)
-        if current.state is S.FAILED and current.error is not None:
+        if current.state is S.FAILED and current.error is not None and not (was_there and current.ever_ran):
             raise refusals.failed(current)
         return current
 
