@@ -50,7 +50,8 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
             findings.append(found)
     for pool in policy.pools:
         findings += _adoptions(world, pool, policy, nodes, now)
-    findings += _lessons(world, pools, nodes)
+    # From the rows as they will be: what a node lacks must not be bought again in the very tick that shows it.
+    findings += _lessons(applied(world, tuple(findings), now), pools, nodes)
     return tuple(findings)
 
 

@@ -34,7 +34,7 @@ from autoscaler.core.model import (
 from autoscaler.core.packing import NOTHING, Bin, grouped, items, largest_first, vector
 from autoscaler.core.packing import pack as pack_groups
 from autoscaler.core.policy import plan
-from autoscaler.core.settle import settle
+from autoscaler.core.settle import applied, settle
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import (
@@ -474,6 +474,14 @@ def test_the_shape_of_a_node_is_learned_once() -> None:
     assert finds(world(row, nodes=(node,))) == (Learn("cpu", "small", "", node.total),)
     nearly = replace_shape(node.total, disk_mb=69_000)
     assert finds(world(row, nodes=(node,), learned={("cpu", "small", ""): nearly})) == ()
+
+
+def test_a_new_node_without_its_gpu_is_learned_before_a_second_one_is_bought() -> None:
+    row = an_intent(S.BOOTING, type="gpu", running_at=NOW - 5)
+    seen = world(row, nodes=(node_of(row),), waiting=[Waiting(replace_shape(ONE, gpus=1))])
+    found = finds(seen)
+    assert [type(finding) for finding in found] == [Move, Learn]
+    assert boots(acts(applied(seen, found, NOW))) == []
 
 
 # -- the rest ---------------------------------------------------------------------------------------------------------
