@@ -22,8 +22,8 @@ from gateway.services.bundle import MANIFEST, digest_of, sums_of
 from gateway.version import DISTRIBUTION
 from gateway.wire.bundle import SUMS, BundleFile, BundleManifest
 
-PYTHONS: Final = ("3.11", "3.13")
-"""Of Debian 12 and 13."""
+PYTHONS: Final = ("3.11", "3.12", "3.13")
+"""Of Debian 12, Ubuntu 24.04 and Debian 13."""
 SCRIPTS: Final = ("install.sh", "packages.sh", "sandbox-fleet-node.service")
 _INSIDE: Final = "node_agent/install"
 # Debian 12 has glibc 2.36; pip takes only the tags that it is told when it fetches for another machine.

@@ -5,12 +5,14 @@
 #   engines  Docker, gVisor and the helpers that a node uses
 #
 # The machine is asked each time, so there is nothing to forget; when nothing is missing this takes a moment and prints
-# nothing. On Debian 12 and 13 as root, missing packages are installed. Anywhere else the script names what is missing
-# and the command that brings it, and exits 1.
+# nothing. On Debian 12 and 13 and Ubuntu 24.04 as root, missing packages are installed. Anywhere else the script names
+# what is missing and the command that brings it, and exits 1.
 set -euo pipefail
 
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 readonly BACKPORTS=/etc/apt/sources.list.d/sandbox-fleet-backports.sources
+readonly PIN=/etc/apt/preferences.d/sandbox-fleet-backports
+readonly DEBIAN=http://deb.debian.org/debian
 # gVisor builds before 2024 cannot start on kernels of today.
 readonly OLDEST_RUNSC=20240101
 
@@ -24,6 +26,13 @@ if [ -r /etc/os-release ]; then
     # shellcheck source=/dev/null
     os_version=$(. /etc/os-release && printf %s "${VERSION_ID:-}")
 fi
+
+installs_here() {
+    case "$os_id $os_version" in
+    'debian 12' | 'debian 13' | 'ubuntu 24.04') return 0 ;;
+    *) return 1 ;;
+    esac
+}
 
 runsc_fits() {
     local built
@@ -66,20 +75,29 @@ missing() {
 }
 
 # Debian 12 has a gVisor that starts on new kernels in bookworm-backports. The source is taken from the mirror that
-# this machine is already set up to use.
+# this machine is already set up to use. Ubuntu 24.04 has an old one only, and takes the same package from Debian, and
+# nothing else from there: it is one static program, without dependencies.
 add_backports() {
     local lines mirror
     # shellcheck disable=SC2016  # apt expands these, not the shell
     lines=$(apt-get indextargets --format '$(SITE) $(RELEASE) $(COMPONENT)' 'Created-By: Packages')
     if grep -q ' bookworm-backports main$' <<<"$lines"; then return; fi
-    mirror=$(sed -n 's/ bookworm main$//p' <<<"$lines" | head -n 1)
+    if [ "$os_id" = ubuntu ]; then
+        mirror=$DEBIAN
+        apt_get update
+        apt_get install --no-install-recommends debian-archive-keyring
+        printf 'Package: *\nPin: release n=bookworm-backports\nPin-Priority: -1\n\n%s\n' \
+            $'Package: runsc\nPin: release n=bookworm-backports\nPin-Priority: 990' >"$PIN"
+    else
+        mirror=$(sed -n 's/ bookworm main$//p' <<<"$lines" | head -n 1)
+    fi
     if [ -z "$mirror" ]; then
         say "no Debian mirror for bookworm is configured; add bookworm-backports to apt's sources and run this again"
         return 1
     fi
     printf 'Types: deb\nURIs: %s\nSuites: bookworm-backports\nComponents: main\nSigned-By: %s\n' \
         "$mirror" "$KEYRING" >"$BACKPORTS"
-    say "added bookworm-backports from this machine's Debian mirror ($BACKPORTS)"
+    say "added bookworm-backports of $mirror, for gVisor ($BACKPORTS)"
     apt_get update
 }
 
@@ -89,7 +107,7 @@ install_packages() {
     local wanted=("$@") index
     say "installing ${wanted[*]}"
     for index in "${!wanted[@]}"; do
-        if [ "$os_version" = 12 ] && [ "${wanted[$index]}" = runsc ]; then
+        if [ "$os_version" != 13 ] && [ "${wanted[$index]}" = runsc ]; then
             add_backports
             wanted[index]=runsc/bookworm-backports
         fi
@@ -102,11 +120,11 @@ install_packages() {
 
 explain() {
     say "missing: $*"
-    if [ "$os_id" = debian ] && { [ "$os_version" = 12 ] || [ "$os_version" = 13 ]; }; then
+    if installs_here; then
         say "bring it with: sudo setup/packages.sh $group"
     else
-        say "this script installs on Debian 12 and 13 only; elsewhere bring what these packages hold with the system's own"
-        say "package manager (runsc of 2024 or newer also comes from gVisor's install page), then run this again"
+        say "this script installs on Debian 12 and 13 and Ubuntu 24.04 only; elsewhere bring what these packages hold with"
+        say "the system's own package manager (runsc of 2024 or newer also comes from gVisor's install page), then run this again"
     fi
     exit 1
 }
@@ -117,7 +135,7 @@ listed=$(missing "$group")
 [ -n "$listed" ] || exit 0
 mapfile -t absent <<<"$listed"
 
-if [ "$os_id" != debian ] || { [ "$os_version" != 12 ] && [ "$os_version" != 13 ]; } || [ "$(id -u)" -ne 0 ]; then
+if ! installs_here || [ "$(id -u)" -ne 0 ]; then
     explain "${absent[@]}"
 fi
 install_packages "${absent[@]}"
