@@ -187,7 +187,8 @@ def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
 def _boot_for_one(draft: Draft, group: Group, why: str) -> tuple[str, str] | None:
     """Boots a node that fits one of ``group``; else the pool that came closest and why it may not."""
     problem: tuple[str, str] | None = None
-    for pool in draft.policy.pools:
+    # Pools in their order, but dear machines with GPUs are the last that other work gets.
+    for pool in sorted(draft.policy.pools, key=lambda pool: pool.wants_gpus and not group.need[3]):
         if not pool.hosts_sandboxes or not any(suits(pool, ware, group) for ware in draft.wares(pool)):
             continue
         refusal = pool_refusal(draft, pool) or boot(draft, pool, group, why)

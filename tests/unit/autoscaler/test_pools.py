@@ -7,7 +7,7 @@ import pytest
 
 from autoscaler.core.ceilings import ceilings
 from autoscaler.core.misfits import misfits
-from autoscaler.core.model import FleetPolicy, OfferKey, WarmFloor
+from autoscaler.core.model import FleetPolicy, OfferKey, Waiting, WarmFloor
 from autoscaler.settings import load_settings
 from tests.unit.autoscaler.test_policy import CAPS, GPU, ONE, SMALL, a_pool, acts, boots, reasons, world
 
@@ -26,6 +26,8 @@ def test_a_pool_of_gpus_buys_only_offers_that_have_enough() -> None:
 def test_plain_work_boots_nothing_where_only_gpus_are_bought_and_a_plain_pool_is_there() -> None:
     pools = a_pool(), a_pool(name="gpu", gpus=1)
     assert boots(acts(world(waiting=1), *pools)) == ["small@there"]
+    assert boots(acts(world(waiting=1), *reversed(pools))) == ["small@there"]
+    assert boots(acts(world(waiting=[Waiting(GPU_ONE)]), *pools)) == ["gpu@here"]
 
 
 @pytest.mark.parametrize(
