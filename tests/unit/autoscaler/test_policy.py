@@ -421,8 +421,10 @@ def test_a_call_past_its_deadline_is_given_up_for_good() -> None:
 
 def test_a_registered_node_makes_it_ready() -> None:
     row = an_intent(S.BOOTING)
-    assert finds(world(row, nodes=(node_of(row),))) == (
+    node = node_of(row)
+    assert finds(world(row, nodes=(node,))) == (
         Move("op1", S.READY, "node node-op1 has registered", node_id="node-op1"),
+        Learn("cpu", "small", "", node.total),
     )
     assert moves(world(row, nodes=(node_of(row, state=NodeState.UNREACHABLE),))) == [S.READY]
     assert moves(world(row, nodes=(node_of(row, heartbeat_at=None),))) == []
