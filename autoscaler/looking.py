@@ -121,6 +121,8 @@ class Lookout:
         self._clock = clock
         self._pace = pace
         self._looks: dict[str, _Look] = {}
+        self._paused: dict[str, ProviderView] = {}
+        """Those that this look does not ask; a rest that ends before `views` is one all the same."""
         self._late: set[str] = set()
 
     def begin(self, lanes: Lanes) -> "list[Future[ProviderView]]":
@@ -134,11 +136,15 @@ class Lookout:
         """
         begun: list[Future[ProviderView]] = []
         now = self._clock.monotonic()
+        self._paused.clear()
         for name, sight in self._sights.items():
             before = self._looks.get(name)
             if before is not None and before.future.done() and now - before.began_at > FRESH_SECONDS:
                 del self._looks[name]
-            if name in self._looks or sight.pause() is not None:
+            if name in self._looks:
+                continue
+            if (paused := sight.pause()) is not None:
+                self._paused[name] = paused
                 continue
             future = lanes.start(name, sight.look)
             if future is not None:
@@ -153,7 +159,7 @@ class Lookout:
     def _view(self, name: str, sight: Sight) -> ProviderView:
         look = self._looks.get(name)
         if look is None:
-            return sight.pause() or sight.blind("a call to it has not ended yet")
+            return self._paused.get(name) or sight.blind("a call to it has not ended yet")
         if not look.future.done():
             self._late.add(name)
             return sight.blind(f"its listing has not ended after {self._clock.monotonic() - look.began_at:.0f} s")

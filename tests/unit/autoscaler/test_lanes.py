@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -210,3 +211,16 @@ def test_while_a_lane_is_busy_its_provider_is_blind(two: tuple[Hanging, HandCloc
     lookout.begin(lanes)
     assert lookout.views()["works"].problem == "a call to it has not ended yet"
     let_go.set()
+
+
+def test_a_rest_that_ends_while_others_are_awaited_is_a_rest_all_the_same(lanes: Threads) -> None:
+    clock, provider = HandClock(), FakeProvider(FakeCloud(), "test")
+    provider.caps = replace(provider.caps, calls_per_hour=3600)  # type: ignore[misc]
+    lookout = Lookout({"counts": provider}, clock, Pace(list_seconds=10.0))
+    begin(lookout, lanes)
+    assert lookout.views()["counts"].instances == ()
+    clock.seconds = 9.9
+    assert lookout.begin(lanes) == []
+    clock.seconds = 10.1
+    assert lookout.views()["counts"].is_resting
+    assert begin(lookout, lanes) == 1
