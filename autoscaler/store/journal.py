@@ -216,7 +216,8 @@ def _change(session: Session, row: IntentRow, before: Intent, after: Intent, now
     _store(session, row, after)
     if after.state is IntentState.GONE and (euros := money.cost(before, now)):
         month = money.month_of(now)
-        booked = session.get(SpendRow, (before.pool, month)) or SpendRow(pool=before.pool, month=month, euros="0")
+        key = (before.pool, month)
+        booked = session.get(SpendRow, key, with_for_update=True) or SpendRow(pool=before.pool, month=month, euros="0")
         booked.euros = str(Decimal(booked.euros) + euros)
         session.add(booked)
 
