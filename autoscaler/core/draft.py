@@ -96,8 +96,12 @@ class Draft:
         self.waits.append(Wait(subject, reason))
 
     def ready_bins(self) -> dict[str, Bin]:
-        """Free room of every node that takes sandboxes, ours or not, by the name of its instance."""
-        not_ready = {intent.name for intent in self.world.intents if intent.state is not S.READY}
+        """Free room of every node that takes sandboxes, ours or not, by the name of its instance.
+
+        A node counts from its first heartbeat on, though its row is not ready while its provider cannot be seen.
+        """
+        kept = {intent.name for intent in self.world.intents if intent.state is S.READY or self._has_come(intent)}
+        not_ready = {intent.name for intent in self.world.intents} - kept
         builders = {pool.name for pool in self.policy.pools if not pool.hosts_sandboxes}
         return {
             node.instance: room(node)
@@ -106,16 +110,21 @@ class Draft:
         }
 
     def coming_bins(self) -> list[Bin]:
-        """Room of everything that is on its way and not late: full or nothing."""
+        """Room of everything that is on its way, not there yet and not late: full or nothing."""
         found: list[Bin] = []
         for pool in self.policy.pools:
             if not pool.hosts_sandboxes:
                 continue
             for intent in self.rows(pool, STARTING):
                 gives = self._to_give(pool, intent)
-                if gives is not None and self.now <= intent.deadline:
+                if gives is not None and self.now <= intent.deadline and not self._has_come(intent):
                     found.append(Bin(intent.name, gives, pool.runtimes, pool.isolations, pool.name))
         return found
+
+    def _has_come(self, intent: Intent) -> bool:
+        """Whether a row that is on its way has a node that sandboxes are placed on already."""
+        node = self.node(intent) if intent.state in STARTING else None
+        return node is not None and node.state is NodeState.READY and node.heartbeat_at is not None
 
     def _to_give(self, pool: PoolPolicy, intent: Intent) -> Vector | None:
         """What an instance on its way will have, though its offer may not be bought any more."""

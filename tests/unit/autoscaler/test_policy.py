@@ -259,6 +259,17 @@ def test_a_blind_provider_boots_nothing() -> None:
     assert reasons(seen)["provider cloud"] == "nothing is concluded or changed there: it is asleep"
 
 
+def test_a_node_whose_provider_went_blind_while_it_came_has_no_more_room_than_it_has() -> None:
+    row = an_intent(S.BOOTING)
+    other = ProviderView(CAPS, (), taken_at=NOW, offers=(SMALL,))
+    pools = a_pool(), a_pool(name="other", provider="other")
+    full = node_of(row, reserved=Shape(cpus=4, memory_mb=7000, disk_mb=1024, slots=4), sandboxes=4, idle_since=None)
+    for node, expected in ((full, ["small@here"]), (node_of(row), [])):
+        seen = world(row, nodes=(node,), waiting=1, instances=None)
+        seen = replace(seen, providers={**seen.providers, "other": other})
+        assert boots(acts(seen, *pools)) == expected
+
+
 # -- creates without an answer ----------------------------------------------------------------------------------------
 
 
