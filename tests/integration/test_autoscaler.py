@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -46,11 +47,11 @@ class Scaled:
         self.provider_settings = {"root": str(directory / "i"), "node_command": list(COMMAND), "cleanup_command": []}
         self.provider = LocalProvider.from_settings(self.provider_settings, deployment="test", environ={})
 
-    def configure(self, *, least: int = 0, most: int = 2, idle: float = 1.0) -> None:
+    def configure(self, *, least: int = 0, most: int = 2, idle: float = 1.0, more: str = "", gateway: str = "") -> None:
         provider = "\n".join(f"{key} = {json.dumps(value)}" for key, value in self.provider_settings.items())
         self.config.write_text(f"""
 deployment = "test"
-gateway_url = "{self.gateway.url}"
+gateway_url = "{gateway or self.gateway.url}"
 token_file = "{self.directory / "operator"}"
 state_dir = "{self.directory / "as"}"
 tick_seconds = 0.2
@@ -66,6 +67,7 @@ idle_seconds = {idle}
 pressure_percent = 100  # this machine's own load is no part of the test
 runtimes = ["runsc"]
 node = {{ memory_mb = 2048, disk_mb = 4096 }}
+{more}
 """)
 
     def insist(self, sandbox: str) -> requests.Response:
@@ -188,6 +190,55 @@ def test_only_one_acts_and_it_ends_clean(scaled: Scaled) -> None:
     assert scaled.command("release").returncode == 1
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
+
+
+@pytest.fixture
+def deaf() -> Iterator[str]:
+    """Accepts every connection and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_provider_that_never_answers_holds_up_neither_the_others_nor_the_end(
+    scaled: Scaled, deaf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAR_TOKEN", "t" * 64)
+    far = f"""
+[providers.far]
+kind = "hetzner"
+endpoint = "{deaf}"
+token_env = "FAR_TOKEN"
+ssh_keys = ["k"]
+read_seconds = 300
+[[pools]]
+name = "far"
+provider = "far"
+min = 1
+image = "debian-12"
+"""
+    scaled.configure(more=far)
+    process = scaled.start()
+    assert scaled.insist("one").status_code == 201
+    scaled.client.delete_sandbox("one")
+    until(lambda: scaled.instances() == {}, "the idle node was stopped")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0, "it ends long before its call does"
+    scaled.configure()
+
+
+def test_a_gateway_that_never_answers_holds_up_neither_ticks_nor_the_end(scaled: Scaled, deaf: str) -> None:
+    scaled.configure(least=1)
+    scaled.start()
+    until(lambda: len(scaled.ready()) == 1, "the node registered")
+    scaled.kill()
+    scaled.configure(least=1, gateway=deaf)
+    process = scaled.start()
+    silence = "it has not answered within"
+    until(lambda: (scaled.directory / "as.log").read_text().count(silence) >= 2, "two ticks have ended")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert len(scaled.instances()) == 1, "nothing was concluded"
+    scaled.configure(least=1)
 
 
 def test_the_plan_is_shown_and_not_carried_out(scaled: Scaled) -> None:
