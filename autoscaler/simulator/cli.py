@@ -3,33 +3,55 @@
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from autoscaler.settings import SettingsError
 from autoscaler.simulator import chart as charts
-from autoscaler.simulator import settings, trace
-from autoscaler.simulator.engine import Simulation
+from autoscaler.simulator import settings, tracefile
+from autoscaler.simulator.engine import Progress, Simulation
 from autoscaler.simulator.gateway import WorkLostError
 from autoscaler.simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
 
 
 def simulate(
-    trace_name: Annotated[str, typer.Option("--trace", help="Trace file, or the name of one that is here already.")],
+    trace_name: Annotated[
+        str,
+        typer.Option(
+            "--trace",
+            metavar="FILE|NAME",
+            help=f"Trace to play (JSON Lines), or one that comes with the package: {', '.join(tracefile.shipped())}.",
+        ),
+    ],
     config: Annotated[
-        str | None, typer.Option("--config", help="Settings file (TOML); left out, the one made for that trace.")
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="The autoscaler's settings with a table \\[simulation] (TOML); left out, those made for that trace.",
+        ),
     ] = None,
-    chart: Annotated[Path | None, typer.Option("--chart", help="Write a chart to this file (SVG).")] = None,
+    chart: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw demand, capacity and cost over time (SVG).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Play a demand trace through the autoscaler on virtual time, and show cost, waiting and churn."""
+    """Play a demand trace through the autoscaler on virtual time, and show cost, waiting and churn.
+
+    docs/simulator.md explains both files and every figure.
+    """
     # Refusals and failed boots are a part of the play.
     logging.getLogger("autoscaler").setLevel(logging.CRITICAL)
     try:
-        summary, seconds = play(trace_name, config or trace_name, chart)
-    except (trace.TraceError, SettingsError, WorkLostError, OSError) as error:
+        # On a terminal only, and on standard error, so that JSON stays JSON.
+        with Console(stderr=True).status("reading the trace") as status:
+            summary, seconds = play(
+                trace_name, config or _settings_of(trace_name), chart, lambda each: status.update(_progress(each))
+            )
+    except (tracefile.TraceError, SettingsError, WorkLostError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
@@ -40,7 +62,12 @@ def simulate(
     typer.echo(f"played in   {seconds:.1f} s ({summary.ticks} ticks)")
 
 
-def play(trace_name: str, config: str, chart: Path | None = None) -> tuple[Summary, float]:
+def play(
+    trace_name: str,
+    config: str,
+    chart: Path | None = None,
+    on_look: Callable[[Progress], None] = lambda _progress: None,
+) -> tuple[Summary, float]:
     """Plays a trace under a configuration; both are files, or names of those that come with the package.
 
     Returns:
@@ -53,15 +80,31 @@ def play(trace_name: str, config: str, chart: Path | None = None) -> tuple[Summa
     """
     if chart is not None and chart.suffix != ".svg":
         raise SettingsError(f"--chart {chart}: only SVG is written; name a file that ends with .svg")
-    played = trace.load(trace.find(trace_name, trace.SUFFIX))
-    setup = settings.load(trace.find(config, ".toml"))
+    if chart is not None and not chart.parent.is_dir():
+        raise SettingsError(f"--chart {chart}: there is no directory {chart.parent}")
+    played = tracefile.load(tracefile.find(trace_name, tracefile.SUFFIX))
+    setup = settings.load(tracefile.find(config, ".toml"))
     began = time.monotonic()
     simulation = Simulation(played, setup)
-    outcome = simulation.run()
+    outcome = simulation.run(on_look)
     summary = summarise(played.name, outcome, setup, simulation.policy)
     if chart is not None:
         chart.write_text(charts.draw(outcome, summary))
     return summary, time.monotonic() - began
+
+
+def _progress(progress: Progress) -> str:
+    return f"{progress.at / 3600:.1f} h played, {progress.ended} of {progress.jobs} jobs have ended"
+
+
+def _settings_of(trace_name: str) -> str:
+    tracefile.find(trace_name, tracefile.SUFFIX)
+    if trace_name not in tracefile.shipped():
+        raise SettingsError(
+            f"--config is missing: {trace_name} is a file of your own, so name the settings to play it under, or those "
+            f"of a trace that comes with the package: {', '.join(tracefile.shipped())}"
+        )
+    return trace_name
 
 
 def lines(summary: Summary) -> list[str]:
@@ -79,6 +122,9 @@ def lines(summary: Summary) -> list[str]:
         f"{summary.refusals} orders refused",
         f"most        {summary.most_nodes} instances, {summary.most_waiting} waiting",
     ]
+    if summary.hourly_bound and summary.hourly_ratio:
+        whose = "the least for whoever pays started hours and lets nobody wait longer"
+        found.insert(2, f"            {summary.hourly_ratio:.2f} × {summary.hourly_bound:.2f} €, {whose}")
     if summary.unserved:
         found.append(f"unserved    {summary.unserved} jobs never found room")
     return found + [f"held        {seconds:6.0f} s: {reason}" for reason, seconds in summary.held.items()]

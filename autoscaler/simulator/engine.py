@@ -53,6 +53,16 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How far a run is."""
+
+    at: float
+    """Seconds of the trace that have been played."""
+    ended: int
+    jobs: int
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Everything that a run has shown."""
 
@@ -125,8 +135,11 @@ class Simulation:
         self._is_calm = False
         self._looked_at = 0.0
 
-    def run(self) -> Outcome:
+    def run(self, on_look: Callable[[Progress], None] = lambda _progress: None) -> Outcome:
         """Plays until the work is done and the fleet is back at its minimum, or nothing moves any more.
+
+        Args:
+            on_look: is told after every tick how far the run is.
 
         Raises:
             WorkLostError: the autoscaler deleted an instance with work on it.
@@ -141,6 +154,7 @@ class Simulation:
                 self._sample()
                 continue
             self._look(tick)
+            on_look(Progress(self._clock.seconds, len(self.jobs) - self._left, len(self.jobs)))
             if self._is_over():
                 break
         return Outcome(

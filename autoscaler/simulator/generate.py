@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from autoscaler.simulator.trace import SUFFIX, Batch, Spread, Trace, dump
+from autoscaler.simulator.trace import Batch, Spread, Trace
+from autoscaler.simulator.tracefile import SUFFIX, dump
 
 HERE: Final = Path(__file__).parent / "traces"
 MINUTE: Final = 60.0

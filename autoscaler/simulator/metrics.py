@@ -9,9 +9,12 @@ from autoscaler.core.model import FleetPolicy, World
 from autoscaler.core.supply import expected_shape
 from autoscaler.simulator import amounts
 from autoscaler.simulator.amounts import RESOURCES
-from autoscaler.simulator.bound import lower_bound
+from autoscaler.simulator.bound import Bound, lower_bound
 from autoscaler.simulator.engine import Outcome
+from autoscaler.simulator.hours import hourly_bound
 from autoscaler.simulator.settings import Setup
+from autoscaler.simulator.trace import Job
+from providers.base import Billing
 
 COST_GOAL = 1.3
 """Times the lower bound."""
@@ -43,6 +46,9 @@ class Summary:
     bound: float
     """The least that the work can cost (`autoscaler.simulator.bound`)."""
     cost_ratio: float
+    hourly_bound: float | None
+    """The least that it can cost whoever lets nobody wait longer than this run did, where every started hour is paid
+    (`autoscaler.simulator.hours`); ``None`` where some provider charges by the second."""
     wait: Waits
     """Of sandboxes and builds together; what never started is left out, see ``unserved``."""
     boot: float
@@ -63,13 +69,18 @@ class Summary:
     ticks: int
 
     @property
+    def hourly_ratio(self) -> float | None:
+        """The cost over the bound of those who pay whole hours and keep waiting as short."""
+        return self.cost / self.hourly_bound if self.hourly_bound else None
+
+    @property
     def is_reached(self) -> bool:
         """Whether both goals are met and nothing was left waiting."""
         return not self.unserved and self.cost_ratio <= COST_GOAL and self.wait_ratio <= WAIT_GOAL
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
-        return {**asdict(self), "is_reached": self.is_reached}
+        return {**asdict(self), "hourly_ratio": self.hourly_ratio, "is_reached": self.is_reached}
 
 
 def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) -> Summary:
@@ -80,7 +91,8 @@ def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) ->
         for provider in outcome.providers.values()
         for machine in provider.machines
     )
-    bound = lower_bound([job for job in outcome.jobs if job.id in outcome.waits], setup, policy).euros
+    served = [job for job in outcome.jobs if job.id in outcome.waits]
+    bound = lower_bound(served, setup, policy)
     boots = [m.registers_at - m.created_at for m in outcome.machines if m.registers_at is not None]
     boot = median(boots) if boots else 0.0
     wait = Waits(*(percentile(waits, share) for share in (0.5, 0.95, 0.99, 1.0)))
@@ -90,8 +102,9 @@ def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) ->
         unserved=len(outcome.jobs) - len(waits),
         hours=outcome.ended_at / 3600,
         cost=cost,
-        bound=bound,
-        cost_ratio=cost / bound if bound else math.inf,
+        bound=bound.euros,
+        cost_ratio=cost / bound.euros if bound.euros else math.inf,
+        hourly_bound=_hourly_bound(served, max(waits, default=0.0), bound, setup),
         wait=wait,
         boot=boot,
         wait_ratio=wait.p95 / boot if boot else 0.0,
@@ -105,6 +118,14 @@ def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) ->
         held=dict(sorted(outcome.held.items(), key=lambda each: -each[1])[:8]),
         ticks=outcome.ticks,
     )
+
+
+def _hourly_bound(served: Sequence[Job], longest: float, bound: Bound, setup: Setup) -> float | None:
+    """The better of both bounds, which hold alike; a pool by the second would make the second one wrong."""
+    used = {setup.simulation.providers[pool.provider].billing for pool in setup.autoscaler.pools}
+    if used != {Billing.HOURLY_ROUND_UP}:
+        return None
+    return max(bound.euros, hourly_bound(served, longest, bound.worth))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -1,34 +1,25 @@
-"""Demand over time: what a trace file says, and the single jobs that it stands for.
+"""Demand over time: batches of equal jobs, and the single jobs that they stand for.
 
-A trace is JSON Lines.  The first line names it and holds its seed; each other line is a `Batch`: so many equal jobs
-that come within so many seconds.  Drawing is deterministic, so that a file of a few kilobytes stands for a whole day.
+Drawing is deterministic, so that a trace file of a few kilobytes (`autoscaler.simulator.tracefile`) stands for a whole
+day.
 """
 
-import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
-from itertools import pairwise
-from pathlib import Path
 from statistics import NormalDist
 from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autoscaler.simulator import amounts
 from autoscaler.simulator.amounts import Amounts
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 
-SUFFIX: Final = ".jsonl"
 MOST_JOBS: Final = 1_000_000
 _NORMAL: Final = NormalDist()
-
-
-class TraceError(Exception):
-    """A trace cannot be played; the sentence says which line, and why."""
 
 
 class Spread(BaseModel):
@@ -41,6 +32,12 @@ class Spread(BaseModel):
     """Standard deviation of the logarithm; 0.1 is about ten percent."""
     least: float = Field(default=0.0, ge=0)
     most: float = Field(default=float("inf"), gt=0)
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(f"'least' is {self.least:g}, more than 'most', which is {self.most:g}")
+        return self
 
     def draw(self, chance: random.Random) -> float:
         """One of them.  Uses nothing of ``chance`` but ``random()``, whose numbers are the same in every Python."""
@@ -56,10 +53,10 @@ class Batch(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    at: float = Field(default=0.0, ge=0)
+    at: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Seconds from the start of the trace; with ``after``, from the end of that build."""
     count: int = Field(default=1, ge=1, le=MOST_JOBS)
-    over: float = Field(default=0.0, ge=0)
+    over: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """They come at random moments within so many seconds."""
     seconds: Spread
     """How long each runs once it has room."""
@@ -74,7 +71,7 @@ class Batch(BaseModel):
     gpus: int = Field(default=0, ge=0)
     runtime: RuntimeName | None = None
     isolation: Isolation = "gvisor"
-    ahead: float = Field(default=0.0, ge=0)
+    ahead: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """The client prepares capacity for the whole batch so many seconds before it comes."""
 
     @model_validator(mode="after")
@@ -133,72 +130,16 @@ class Trace:
         return tuple(found)
 
 
-def shipped() -> list[str]:
-    """Names of the traces that come with the package."""
-    there = resources.files("autoscaler.simulator.traces").iterdir()
-    return sorted(entry.name.removesuffix(SUFFIX) for entry in there if entry.name.endswith(SUFFIX))
-
-
-def find(wanted: str, suffix: str) -> Path:
-    """The file ``wanted``, or the one of that name that comes with the package.
-
-    Raises:
-        TraceError: there is neither.
-    """
-    path = Path(wanted)
-    if path.is_file():
-        return path
-    if wanted in shipped():
-        return Path(str(resources.files("autoscaler.simulator.traces") / f"{wanted}{suffix}"))
-    raise TraceError(f"{wanted}: no such file, and none of the traces that are here already: {', '.join(shipped())}")
-
-
-def load(path: Path) -> Trace:
-    """The trace in a file.
-
-    Raises:
-        TraceError: it cannot be read, or a line is not what it should be.
-    """
-    try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"trace {path}: {error}") from error
-    if not lines:
-        raise TraceError(f"trace {path} is empty; its first line is {{'trace': NAME, 'seed': NUMBER}}")
-    try:
-        head = json.loads(lines[0])
-        name, seed = str(head["trace"]), int(head["seed"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"trace {path}, line 1: it has to name the trace and its seed ({error!r})") from error
-    trace = Trace(name, seed, tuple(_batches(path, lines[1:])))
-    _check(path, trace)
-    return trace
-
-
-def dump(trace: Trace) -> str:
-    """The text of a trace file; `load` reads it back."""
-    lines: list[dict[str, object]] = [{"trace": trace.name, "seed": trace.seed}]
-    lines += [batch.model_dump(mode="json", exclude_defaults=True) for batch in trace.batches]
-    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-
-
-def _batches(path: Path, lines: Sequence[str]) -> Iterable[Batch]:
-    for number, line in enumerate(lines, start=2):
-        try:
-            yield Batch.model_validate_json(line)
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'line'}: {e['msg']}" for e in error.errors())
-            raise TraceError(f"trace {path}, line {number}: {problems}") from error
-
-
-def _check(path: Path, trace: Trace) -> None:
-    names = sorted(batch.name for batch in trace.batches if batch.name)
-    twice = {one for one, other in pairwise(names) if one == other}
-    unknown = {batch.after for batch in trace.batches if batch.after} - set(names)
-    if twice:
-        raise TraceError(f"trace {path}: the build {min(twice)!r} stands there twice")
-    if unknown:
-        raise TraceError(f"trace {path}: no build is named {min(unknown)!r}, which a batch comes after")
-    count = sum(batch.count for batch in trace.batches)
-    if not 0 < count <= MOST_JOBS:
-        raise TraceError(f"trace {path}: it has {count} jobs; 1 to {MOST_JOBS} can be played")
+def earliest(jobs: Sequence[Job]) -> list[tuple[float, int]]:
+    """For each job the moment at which it starts if nothing ever waits, and how many builds come before it."""
+    builds = {job.batch.name: job for job in jobs if job.batch.name}
+    ends: dict[str, tuple[float, int]] = {"": (0.0, 0)}
+    for name in builds:
+        chain = []
+        while name not in ends:
+            chain.append(builds[name])
+            name = builds[name].batch.after
+        for build in reversed(chain):
+            end, before = ends[build.batch.after]
+            ends[build.batch.name] = (end + build.at + build.seconds, before + 1)
+    return [(ends[job.batch.after][0] + job.at, ends[job.batch.after][1]) for job in jobs]

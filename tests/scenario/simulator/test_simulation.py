@@ -13,7 +13,8 @@ from autoscaler.simulator import settings
 from autoscaler.simulator.chart import draw
 from autoscaler.simulator.engine import Outcome, Simulation
 from autoscaler.simulator.metrics import Summary, summarise
-from autoscaler.simulator.trace import Batch, Spread, Trace, dump
+from autoscaler.simulator.trace import Batch, Spread, Trace
+from autoscaler.simulator.tracefile import dump
 
 CONFIG = """
 tick_seconds = 2.0
