@@ -6,11 +6,12 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from autoscaler import lock, preparing, release
 from autoscaler.bootstrap import BootstrapError
 from autoscaler.budget import metered
-from autoscaler.clock import Clock, ClockGuard
+from autoscaler.clock import Anchor, Clock, ClockGuard
 from autoscaler.core.misfits import misfits
 from autoscaler.daemon import Daemon
 from autoscaler.execute import Executor
@@ -26,6 +27,8 @@ from providers.base import ComputeProvider
 from providers.base import SettingsError as ProviderSettingsError
 
 log = logging.getLogger(__name__)
+
+ANCHOR: Final = "clock.json"
 
 
 class StartError(Exception):
@@ -65,7 +68,7 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
     journal = open_journal(settings)
     lanes = Threads()
     try:
-        guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped)
+        guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped, Anchor(settings.state_dir / ANCHOR))
         reconciler = Reconciler(
             observer=Observer(
                 providers,

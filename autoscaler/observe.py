@@ -91,7 +91,8 @@ class Observer:
         self._left = Lasting()
         self._missing: frozenset[str] = frozenset()
         self._strays: dict[str, frozenset[str]] = {}
-        self._unknown_nodes: frozenset[str] = frozenset()
+        self._unknown = Lasting()
+        self._unknown_nodes: Mapping[str, float] = {}
         self._installs = policy is not None and any(pool.installs for pool in policy.pools)
         self._bundle = ""
         self._bundle_again_at = float("-inf")
@@ -136,6 +137,10 @@ class Observer:
     def clock_rest(self) -> float:
         """Seconds for which ages prove nothing after a jump of the clock that this process has seen."""
         return self._guard.rest()
+
+    def keep_clock(self) -> None:
+        """Lets the next process know where the clocks stood at this look."""
+        self._guard.keep()
 
     def _is_synced(
         self, intents: tuple[Intent, ...], nodes: tuple[Node, ...] | None, views: Mapping[str, ProviderView]
@@ -227,7 +232,8 @@ class Observer:
         for name, each in seen.items():
             found = strays(world, name, each, world.providers[name])
             self._strays[name] = frozenset(instance.id for instance in found)
-        self._missing, self._unknown_nodes = frozenset(missing), frozenset(unknown)
+        self._missing = frozenset(missing)
+        self._unknown_nodes = self._unknown.seen("nodes", unknown, self._clock.monotonic())
 
     @staticmethod
     def _is_missing(intent: Intent, world: World, seen: Mapping[str, Listed]) -> bool:

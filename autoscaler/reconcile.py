@@ -101,6 +101,7 @@ class Reconciler:
             self._journal.hold_back(
                 BackOff(backoff.CLOCK, now + rest, 1, now, "the wall clock jumped; ages prove nothing")
             )
+        self._observer.keep_clock()
 
     def _release(self, report: Report) -> None:
         """A node that registered proves that its pool's instances become nodes."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.clock import Anchor, ClockGuard
 from providers.testing.fake import SimulatedCrash
 from tests.scenario.autoscaler.fleet import Fleet, pool
 from tests.scenario.autoscaler.worlds import Audited, World
@@ -98,6 +99,29 @@ def test_dying_again_and_again_still_ends(tmp_path: Path, seed: int) -> None:
     fleet.journal.close()
 
 
+@pytest.mark.parametrize("jump", [-7200.0, 7200.0])
+def test_a_jump_of_the_clock_while_it_is_dead_deletes_nothing(tmp_path: Path, jump: float) -> None:
+    fleet = Fleet(tmp_path, pool(min=1, max=2))
+    live(fleet)
+    fleet.until(lambda: fleet.states() == ["ready"])
+    fleet.ask(5)
+    fleet.until(lambda: "booting" in fleet.states())
+    fleet.clock.skew = jump
+    for _ in range(40):
+        fleet.restart()  # and it dies again after every tick
+        live(fleet)
+        fleet.tick()
+    assert len(fleet.cloud.created) == 2
+    assert fleet.states() == ["ready", "ready"]
+    assert "delete" not in fleet.cloud.calls
+
+
+def live(fleet: Fleet) -> None:
+    """Gives the process the memory of clocks that a real one has."""
+    anchor = Anchor(Path(fleet.url.removeprefix("sqlite:///")).with_name("clock.json"))
+    fleet.reconciler._observer._guard = ClockGuard(fleet.clock, 600.0, lambda _jump: None, anchor)
+
+
 def test_five_hundred_deaths_during_creates_and_deletes(tmp_path: Path) -> None:
     """At every commit and call in turn, under the audit: one machine an operation, none forgotten."""
     chance, deaths, lives = random.Random(4), 0, 0
@@ -125,5 +149,6 @@ def test_five_hundred_deaths_during_creates_and_deletes(tmp_path: Path) -> None:
             deaths += fleet.crashing_tick(TICK)
         World(fleet).calm()
         World(fleet).rest(2500)
+        fleet.close()
         lives += 1
     assert lives > 10
