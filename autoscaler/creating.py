@@ -16,7 +16,7 @@ from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
 from autoscaler.turn import Turn
 from gateway.wire.nodes import JoinTokenRequest
-from providers.base import Applied, ComputeProvider, Create, ErrorKind, ProviderError, Ref, Scope
+from providers.base import Applied, ComputeProvider, Create, ErrorKind, ProviderError, Ref
 
 log = logging.getLogger(__name__)
 
@@ -202,12 +202,11 @@ class Creator:
             return None
         self._move(intent, S.GONE, words)
         key = backoff.key_of(error, intent.provider, intent.pool, intent.offer)
-        scope = Scope.PROVIDER if key == intent.provider else error.scope
         least = error.retry_after or 0.0
         if error.kind is ErrorKind.DEPRECATED:
             least = max(least, backoff.DEPRECATED_SECONDS)
         known = self._journal.backoffs().get(key)
-        bounds, now = backoff.BOUNDS[scope], self._clock.now()
+        bounds, now = backoff.bounds_of(error, key, intent.provider), self._clock.now()
         held = backoff.grown(
             known, key, bounds=bounds, now=now, reason=words, least=least, chance=self._chances.jitter()
         )

@@ -19,6 +19,8 @@ BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
     Scope.POOL: (60.0, 3600.0),
     Scope.PROVIDER: (30.0, 3600.0),
 }
+QUOTA_BOUNDS: Final = (300.0, 3600.0)
+"""A limit of an account is raised by people, or by instances that go."""
 BREAKER_FAILURES: Final = 3
 """So many failed boots in a row open the circuit of a pool: then one probe a window, the first of `BREAKER_SECONDS`."""
 BREAKER_SECONDS: Final = 600.0
@@ -55,6 +57,13 @@ def key_of(error: ProviderError, provider: str, pool: str, offer: OfferKey) -> s
         Scope.OFFER: f"{provider} offer {offer}",
     }
     return by_scope.get(error.scope, pool_key(pool))
+
+
+def bounds_of(error: ProviderError, key: str, provider: str) -> tuple[float, float]:
+    """Seconds of the first window and of the longest after a failed create that holds back ``key``."""
+    if error.kind is ErrorKind.QUOTA:
+        return QUOTA_BOUNDS
+    return BOUNDS[Scope.PROVIDER if key == provider else error.scope]
 
 
 def grown(

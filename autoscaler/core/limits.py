@@ -11,6 +11,10 @@ from autoscaler.core.supply import Ware
 
 PATIENCE: Final = "later"
 """How a refusal begins that ends by itself, soon."""
+FULL: Final = "it has"
+"""How the refusal of a pool begins that is at its own maximum."""
+FLEET_FULL: Final = "the fleet has"
+"""The same, of the fleet."""
 
 
 def is_visible(draft: Draft, pool: PoolPolicy) -> bool:
@@ -39,16 +43,24 @@ def _pool_refusal(draft: Draft, pool: PoolPolicy) -> str | None:
         return "an instance of it has just failed to become a node"
     rows = len(draft.rows(pool)) + draft.booting(pool)
     if rows >= pool.max:
-        return f"it has {rows} of at most {pool.max}"
+        return f"{FULL} {rows} of at most {pool.max}"
     fleet = len(draft.world.intents) + len(draft.booted)
     if draft.policy.max is not None and fleet >= draft.policy.max:
-        return f"the fleet has {fleet} of at most {draft.policy.max}"
+        return f"{FLEET_FULL} {fleet} of at most {draft.policy.max}"
     if len(draft.booted) >= draft.policy.creates_per_tick:
         return f"{PATIENCE}: {draft.policy.creates_per_tick} a tick"
     on_their_way, most = draft.starting(pool), in_flight(draft, pool)
     if on_their_way >= most:
         return f"{PATIENCE}: {on_their_way} are on their way, of at most {most} at once"
     return None
+
+
+def may_grow(draft: Draft, pool: PoolPolicy) -> bool:
+    """Whether a pool may boot, or will soon: what is wanted need not go elsewhere."""
+    refusal = pool_refusal(draft, pool)
+    if refusal is not None:
+        return refusal.startswith((PATIENCE, FULL))
+    return any(ware_refusal(draft, pool, ware) is None for ware in draft.wares(pool))
 
 
 def in_flight(draft: Draft, pool: PoolPolicy) -> int:

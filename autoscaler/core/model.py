@@ -64,7 +64,7 @@ class World:
     """`Intent.sighting` of those whose instance the last complete listing lacked."""
     strays_before: frozenset[str] = frozenset()
     """Ids of instances without a row in the last complete listing."""
-    unknown_nodes_before: frozenset[str] = frozenset()
-    """Operations whose node the gateway did not know at the last look."""
+    unknown_nodes_before: Mapping[str, float] = field(default_factory=dict)
+    """Operations whose node the gateway did not know at the last look, with the seconds for which that had lasted."""
     leftovers_before: frozenset[str] = frozenset()
     """Side resources that have been left over for longer than `FleetPolicy.orphan_seconds`."""

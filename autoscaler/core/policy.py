@@ -1,6 +1,6 @@
 """`plan`: what to do now, and what not, each with its reason.  `fallback`: what instead of a boot that was refused."""
 
-from autoscaler.core import closing, limits, ordering, replacing, scaling, stopping
+from autoscaler.core import amnesia, closing, limits, ordering, replacing, scaling, stopping
 from autoscaler.core.draft import Draft
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Action, Boot, CancelDrain, FleetPolicy, Plan, Retry, Wait, World
@@ -18,6 +18,8 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
         now: seconds since the epoch.
     """
     waits = _blind_spots(world, policy)
+    if (warning := amnesia.warning(world, policy)) is not None:
+        waits.append(warning)
     if world.nodes is None:
         waits.append(Wait("fleet", "no scaling: the gateway cannot be asked"))
     if not world.synced:

@@ -9,7 +9,7 @@ from autoscaler.core.closing import cannot_stop
 from autoscaler.core.draft import Draft
 from autoscaler.core.expiry import ending
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.limits import pool_refusal
+from autoscaler.core.limits import FLEET_FULL, FULL, pool_refusal
 from autoscaler.core.model import Drain, Intent, Node, OfferKey, PoolPolicy
 from autoscaler.core.ordering import boot
 from autoscaler.core.packing import Bin
@@ -18,8 +18,6 @@ from autoscaler.core.supply import ends_soon
 from gateway.wire.states import NodeState
 
 S = IntentState
-FULL = ("it has", "the fleet has")
-"""How a refusal begins that only fewer nodes end."""
 
 
 def dated(draft: Draft, pool: PoolPolicy) -> dict[str, str]:
@@ -66,7 +64,7 @@ def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: di
     reason = old[oldest.operation_id]
     has_stand_in = _has_stand_in(draft, pool, oldest, old, ready)
     # At the maximum there is no room for a second one; an idle node can go first.
-    goes_first = node.is_empty and (pool_refusal(draft, pool) or "").startswith(FULL)
+    goes_first = node.is_empty and (pool_refusal(draft, pool) or "").startswith((FULL, FLEET_FULL))
     if not has_stand_in and not goes_first:
         boot(draft, pool, None, f"{oldest.name} is to be replaced: {reason}")
     elif (failed := cannot_stop(draft, pool)) is not None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 from autoscaler.core.draft import Draft, room
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.limits import PATIENCE, pool_refusal
+from autoscaler.core.limits import PATIENCE, may_grow, pool_refusal
 from autoscaler.core.model import CancelDrain, Drain, Node, PoolPolicy, Waiting
 from autoscaler.core.ordering import boot, suits, words
 from autoscaler.core.packing import Bin, Group, fits, grouped, largest, largest_first, pack
@@ -110,14 +110,14 @@ def _reopening(draft: Draft, pool: PoolPolicy, node: Node, fitting: int) -> str 
 
 
 def _share_out_builders(draft: Draft) -> None:
-    """Each pool of builders takes as many as it may have, in order."""
+    """Each pool of builders takes as many as it may have, in order; one that cannot grow now, only what it has."""
     left = draft.world.builders
     pools = [pool for pool in draft.policy.pools if pool.hosts_builds]
     for pool in pools:
-        draft.builders_of[pool.name] = min(left, pool.max)
+        draft.builders_of[pool.name] = min(left, pool.max if may_grow(draft, pool) else draft.kept(pool))
         left -= draft.builders_of[pool.name]
     if left:
-        lack = "their pools are at their maximum" if pools else "no pool has builders"
+        lack = "their pools are at their maximum or cannot grow now" if pools else "no pool has builders"
         draft.wait("builders", f"{left} more are wanted, but {lack}")
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from autoscaler.core import naming
+from autoscaler.core.amnesia import forgotten
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.lookup import listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import (
@@ -33,16 +34,18 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
     """Every change of a row that the world proves.
 
     A blind provider proves nothing about its instances, and a silent gateway nothing about nodes.  That an instance
-    is absent takes two complete listings in a row; that the gateway has forgotten a node, two looks.
+    is absent takes two complete listings in a row; that the gateway has forgotten a node, two looks, and that it has
+    forgotten many, a long time.
     """
     findings: list[Finding] = []
     nodes, seen = nodes_by_instance(world), listed(world)
     pools = {pool.name: pool for pool in policy.pools}
+    lost = forgotten(world, policy)
     for intent in world.intents:
         if intent.provider not in seen:
             continue
         instance = seen[intent.provider].first(intent.operation_id)
-        found: Move | Started | Extended | None = _finding(intent, instance, node_of(intent, nodes), world, now)
+        found: Move | Started | Extended | None = _finding(intent, instance, node_of(intent, nodes), world, now, lost)
         if found is None and intent.pool in pools:
             pool = pools[intent.pool]
             found = _started(intent, instance, pool, now) or _extended(intent, instance, pool, world, now)
@@ -118,14 +121,16 @@ def _started(intent: Intent, instance: Instance | None, pool: PoolPolicy, now: f
     return Started(intent.operation_id, now + pool.boot_seconds, "the provider says that it runs")
 
 
-def _finding(intent: Intent, instance: Instance | None, node: Node | None, world: World, now: float) -> Move | None:
+def _finding(
+    intent: Intent, instance: Instance | None, node: Node | None, world: World, now: float, lost: frozenset[str]
+) -> Move | None:
     if intent.state is S.PLANNED and now > intent.deadline:
         return Move(intent.operation_id, S.GONE, "its create was never sent, and its time is over")
     if intent.state is S.CALLING:
         return _after_call(intent, instance, world, now)
     if intent.state not in _WITH_INSTANCE:
         return None
-    return _loss(intent, instance, node, world) or _registration(intent, node, world)
+    return _loss(intent, instance, node, world) or _registration(intent, node, world, lost)
 
 
 def _after_call(intent: Intent, instance: Instance | None, world: World, now: float) -> Move | None:
@@ -152,13 +157,13 @@ def _loss(intent: Intent, instance: Instance | None, node: Node | None, world: W
     return None
 
 
-def _registration(intent: Intent, node: Node | None, world: World) -> Move | None:
+def _registration(intent: Intent, node: Node | None, world: World, lost: frozenset[str]) -> Move | None:
     if world.nodes is None:
         return None
     # Whatever it is now, work may be there since its first heartbeat, so the boot's deadline is over for it.
     if intent.state is S.BOOTING and node is not None and node.heartbeat_at is not None:
         return Move(intent.operation_id, S.READY, f"node {node.id} has registered", node_id=node.id)
-    if intent.state in _WITH_NODE and node is None and intent.operation_id in world.unknown_nodes_before:
+    if intent.operation_id in lost:
         return Move(intent.operation_id, S.LOST, f"the gateway has forgotten node {intent.node_id}")
     return None
 

@@ -453,8 +453,8 @@ def test_absence_takes_two_complete_listings() -> None:
 def test_a_forgotten_node_takes_two_looks() -> None:
     row = an_intent(S.READY)
     assert moves(world(row)) == []
-    assert moves(world(row, unknown_nodes_before=frozenset({"op1"}))) == [S.LOST]
-    assert moves(replace(world(row, unknown_nodes_before=frozenset({"op1"})), nodes=None)) == []
+    assert moves(world(row, unknown_nodes_before={"op1": 2.0})) == [S.LOST]
+    assert moves(replace(world(row, unknown_nodes_before={"op1": 2.0}), nodes=None)) == []
 
 
 @pytest.mark.parametrize(("phase", "state"), [(Phase.LOST, S.LOST), (Phase.STOPPING, S.DELETING)])

@@ -198,6 +198,23 @@ def test_builds_boot_builders_and_sandboxes_do_not() -> None:
     assert "no pool has builders" in reasons(world(builders=1))["builders"]
 
 
+def test_builders_go_to_the_next_pool_while_the_first_cannot_grow() -> None:
+    pools = (a_pool(name="one", role="builder", provider="second"), a_pool(name="two", role="builder"))
+    (boot,) = acts(world(builders=1), *pools)
+    assert boot.pool == "two"  # type: ignore[attr-defined]
+    held = BackOff("pool one", NOW + 60, 1, NOW, "failed")
+    (boot,) = acts(world(builders=1, backoffs={held.key: held}), replace(pools[0], provider="cloud"), pools[1])
+    assert boot.pool == "two"  # type: ignore[attr-defined]
+    (boot,) = acts(world(builders=1), replace(pools[0], provider="cloud"), pools[1])
+    assert boot.pool == "one"  # type: ignore[attr-defined]
+
+
+def test_builders_wait_for_a_pool_that_only_takes_its_time() -> None:
+    coming = an_intent(S.BOOTING, pool="one")
+    pools = (a_pool(name="one", role="builder", max_in_flight=1), a_pool(name="two", role="builder"))
+    assert acts(world(coming, builders=2), *pools) == ()
+
+
 def test_lasting_pressure_adds_a_bounded_number_of_nodes() -> None:
     row = an_intent(S.READY)
     pool = a_pool(pressure_nodes=1)
@@ -247,9 +264,14 @@ def test_jitter_shortens_a_window_but_never_below_what_was_asked_for() -> None:
     assert [grown(1.0), grown(0.5), grown(0.0), grown(0.5, least=100.0)] == [120.0, 60.0, 30.0, 100.0]
 
 
-def test_a_quota_of_one_offer_holds_the_whole_provider() -> None:
+def test_a_quota_of_one_offer_holds_the_whole_provider_and_for_longer() -> None:
     error = ProviderError("full", kind=ErrorKind.QUOTA, applied=Applied.NO, scope=Scope.OFFER)
     assert backoff.key_of(error, "cloud", "cpu", OfferKey("small", "here")) == "cloud"
+    assert backoff.bounds_of(error, "cloud", "cloud") == (300.0, 3600.0)
+    error.kind = ErrorKind.AUTH
+    assert backoff.bounds_of(error, "cloud", "cloud") == backoff.BOUNDS[Scope.PROVIDER]
+    error.kind = ErrorKind.CAPACITY
+    assert backoff.bounds_of(error, "cloud offer x", "cloud") == backoff.BOUNDS[Scope.OFFER]
 
 
 # -- hours that are paid ----------------------------------------------------------------------------------------------
