@@ -15,6 +15,7 @@ GAP: Final = 58
 LEFT: Final = 78
 RIGHT: Final = 70
 TOP: Final = 90
+FOOT: Final = 4
 POINTS: Final = 800
 """Most points of a line: more cannot be told apart at this width."""
 INK: Final = "#222"
@@ -82,9 +83,9 @@ def draw(outcome: Outcome, summary: Summary) -> str:
             ],
         ),
         (
-            "Instances",
+            "Instances (number)",
             [
-                Line("paid for", PAID, [float(sample.instances) for sample in samples]),
+                Line("paid for", PAID, [float(sample.instances) for sample in samples], is_area=True),
                 Line("ready nodes", CAPACITY, [float(sample.nodes) for sample in samples]),
             ],
         ),
@@ -93,10 +94,11 @@ def draw(outcome: Outcome, summary: Summary) -> str:
             [Line("cost", COST, cost), Line("lower bound of the whole trace", WAITING, [summary.bound] * len(samples))],
         ),
     ]
-    height = TOP + len(panels) * (PANEL + GAP)
+    height = TOP + len(panels) * (PANEL + GAP) + FOOT
     body = [*_heading(summary)]
     for number, (title, lines) in enumerate(panels):
         body += _panel(title, lines, hours, TOP + number * (PANEL + GAP))
+    body.append(_text((LEFT + WIDTH - RIGHT) / 2, height - 14, "hours since the start of the trace", anchor="middle"))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         f'font-family="sans-serif" font-size="12" fill="{INK}">'
@@ -186,13 +188,13 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _rounded(most: float) -> float:
-    """A round number at or above ``most``."""
+    """A number at or above ``most`` whose quarters are round."""
     if most <= 0:
         return 1.0
     power = 10.0 ** (len(f"{most:.0f}") - 1) if most >= 1 else 0.1
     if most < 0.1:
         power = 0.01
-    return next(power * times for times in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10, 12) if power * times >= most)
+    return next(power * times for times in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 12) if power * times >= most)
 
 
 def _step(hours: float) -> float:

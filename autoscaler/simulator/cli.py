@@ -16,6 +16,7 @@ from autoscaler.simulator import settings, tracefile
 from autoscaler.simulator.engine import Progress, Simulation
 from autoscaler.simulator.gateway import WorkLostError
 from autoscaler.simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
+from providers.base import Billing
 
 
 def simulate(
@@ -34,6 +35,9 @@ def simulate(
             help="The autoscaler's settings with a table \\[simulation] (TOML); left out, those made for that trace.",
         ),
     ] = None,
+    billing: Annotated[
+        Billing | None, typer.Option(help="How every provider charges; left out, as the settings say.")
+    ] = None,
     chart: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw demand, capacity and cost over time (SVG).")
     ] = None,
@@ -49,7 +53,11 @@ def simulate(
         # On a terminal only, and on standard error, so that JSON stays JSON.
         with Console(stderr=True).status("reading the trace") as status:
             summary, seconds = play(
-                trace_name, config or _settings_of(trace_name), chart, lambda each: status.update(_progress(each))
+                trace_name,
+                config or _settings_of(trace_name),
+                billing=billing,
+                chart=chart,
+                on_look=lambda each: status.update(_progress(each)),
             )
     except (tracefile.TraceError, SettingsError, WorkLostError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -65,10 +73,19 @@ def simulate(
 def play(
     trace_name: str,
     config: str,
+    *,
+    billing: Billing | None = None,
     chart: Path | None = None,
     on_look: Callable[[Progress], None] = lambda _progress: None,
 ) -> tuple[Summary, float]:
     """Plays a trace under a configuration; both are files, or names of those that come with the package.
+
+    Args:
+        trace_name: the trace.
+        config: the configuration.
+        billing: of every provider, in place of what the configuration says.
+        chart: where to draw it.
+        on_look: is told after every tick how far it is.
 
     Returns:
         The figures, and the seconds that it took.
@@ -84,6 +101,7 @@ def play(
         raise SettingsError(f"--chart {chart}: there is no directory {chart.parent}")
     played = tracefile.load(tracefile.find(trace_name, tracefile.SUFFIX))
     setup = settings.load(tracefile.find(config, ".toml"))
+    setup = setup if billing is None else setup.billed(billing)
     began = time.monotonic()
     simulation = Simulation(played, setup)
     outcome = simulation.run(on_look)

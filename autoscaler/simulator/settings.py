@@ -88,6 +88,12 @@ class Setup(BaseModel):
     autoscaler: AutoscalerSettings
     simulation: SimulationSettings
 
+    def billed(self, billing: Billing) -> "Setup":
+        """The same under providers that charge like this."""
+        changes = {"billing": billing}
+        clouds = {name: cloud.model_copy(update=changes) for name, cloud in self.simulation.providers.items()}
+        return self.model_copy(update={"simulation": self.simulation.model_copy(update={"providers": clouds})})
+
     @model_validator(mode="after")
     def _every_provider_is_described(self) -> Self:
         used = {pool.provider for pool in self.autoscaler.pools}

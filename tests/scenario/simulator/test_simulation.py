@@ -154,6 +154,11 @@ def test_the_command_prints_figures_json_and_a_chart(tmp_path: Path) -> None:
     assert (tmp_path / "out.svg").read_text().startswith("<svg")
     words = CliRunner().invoke(app, ["simulate", *files])
     assert "× the lower bound" in words.stdout
+    hours = CliRunner().invoke(app, ["simulate", *files, "--billing", "hourly_round_up"])
+    assert "the least for whoever pays started hours" in hours.stdout
     refused = CliRunner().invoke(app, ["simulate", *files, "--chart", "out.png"])
     assert refused.exit_code == 1
     assert "only SVG" in refused.output
+    mine = CliRunner().invoke(app, ["simulate", *files[:2]])
+    assert mine.exit_code == 1
+    assert "--config is missing" in mine.output
