@@ -19,6 +19,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from gateway.cli.failure import CommandFailed
+from gateway.cli.ordering import Note, Ordering
 from providers import registry
 from providers.base import ComputeProvider, Create, Deleted, Instance, Phase, ProviderError, Ref, SettingsError
 
@@ -45,19 +46,22 @@ def ucloud(
 ) -> None:
     """Order the gateway's machine on UCloud and wait until it runs; what is there already is found again.
 
+    When the answer to an order is lost, it is not sent again before UCloud has had two minutes to show what came of it.
+    A file beside the settings (`.sent`) notes an order that is under way, so that this holds for the next try, too.
     Its settings, init script and tokens come from the bootstrap folder that the table names.  Prints JSON.
     """
     deployment, table = _read(config, "ucloud")
     own = f"{deployment}-gateway"
     with _told():
         provider = registry.build("ucloud", table, deployment=own, environ=os.environ)
+        note = Note(config.with_name(f"{config.name}.sent"))
         if delete:
-            _end_all(provider, within)
+            _end_all(provider, note, within)
             typer.echo(json.dumps({"deployment": own, "phase": Phase.GONE.value}))
             return
         if not product:
             raise CommandFailed("--product: name the product of the machine", exit_code=2)
-        made = provider.create(order(own, generation, product, location, image))
+        made = Ordering(provider, note, _tell).place(order(own, generation, product, location, image), within)
         found = _await_running(provider, made, within)
         access = provider.connect(found)
     typer.echo(json.dumps(_told_of(found) | {"ssh": f"{access.user}@{access.host}:{access.port}" if access else None}))
@@ -124,15 +128,20 @@ def _await_running(provider: ComputeProvider, made: Instance, within: float) -> 
     return replace(found, adopted=made.adopted)
 
 
-def _end_all(provider: ComputeProvider, within: float) -> None:
-    """Ends every machine of the deployment."""
+def _end_all(provider: ComputeProvider, note: Note, within: float) -> None:
+    """Ends every machine of the deployment, and one whose order may still come through."""
 
     def look() -> bool:
+        age = note.age()
         alive = [each for each in provider.list().instances if each.phase is not Phase.GONE]
-        return all([provider.delete(Ref(id=each.id)) is Deleted.GONE for each in alive])
+        are_gone = all([provider.delete(Ref(id=each.id)) is Deleted.GONE for each in alive])
+        return are_gone and (age is None or age >= provider.caps.settle_seconds)
 
     if not _await(look, within):
-        raise CommandFailed(f"the gateway's machine is not gone after {within:.0f} s; run this again to go on")
+        age = note.age()
+        late = f"; an order was sent {age:.0f} s ago whose answer was lost" if age is not None else ""
+        raise CommandFailed(f"the gateway's machine is not gone after {within:.0f} s{late}; run this again to go on")
+    note.remove()
 
 
 def _await(look: Callable[[], T], within: float) -> T:
@@ -143,6 +152,10 @@ def _await(look: Callable[[], T], within: float) -> T:
         if answer or time.monotonic() >= deadline:
             return answer
         time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _told_of(instance: Instance) -> dict[str, object]:

@@ -1,7 +1,9 @@
 """`sandboxes bootstrap ucloud` against the emulator, as an operator runs it."""
 
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from autoscaler.core.naming import OPERATION_ALPHABET, OPERATION_LENGTH
 from gateway.cli.bootstrap import order
 from gateway.cli.root import run
 from providers.base import Create, Phase
+from providers.ucloud import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN
 from tests.fakes.ucloud.lab import CPU, FOLDER, Lab, lab
 
@@ -89,6 +92,78 @@ def test_an_ended_machine_asks_for_the_next_generation(
     assert "--generation" in capsys.readouterr().err
     assert run([*words, "--generation", "2"]) == 1
     assert "run this again" in capsys.readouterr().err
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes takes moments."""
+    monkeypatch.setattr("gateway.cli.ordering.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("gateway.cli.ordering.SIGHTINGS_SECONDS", 0.05)
+    monkeypatch.setattr(UCloudProvider, "caps", replace(UCloudProvider.caps, settle_seconds=0.3))
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_order_whose_answer_was_lost_is_looked_for_and_found(
+    account: Lab, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.remote.fault("lost_response", "submit")
+    words = ["bootstrap", "ucloud", "--config", str(config), "--product", CPU]
+    assert run([*words, "--within", "5"]) == 1, "it is not booted here"
+    told = capsys.readouterr().err
+    assert "it is not known whether the order came through" in told
+    assert "seen once more" in told
+    assert "run this again to go on" in told
+    assert len(account.provider(OWN).list().instances) == account.remote.calls("submit") == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_order_that_never_arrived_is_sent_again_once_that_is_sure(
+    account: Lab, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.remote.fault("lost_request", "submit")
+    assert run(["bootstrap", "ucloud", "--config", str(config), "--product", CPU, "--within", "5"]) == 1
+    told = capsys.readouterr().err
+    assert told.index("it is not known whether") < told.index("nothing came of it, so it is ordered again")
+    assert len(account.provider(OWN).list().instances) == 1
+
+
+def test_until_it_is_sure_the_next_try_orders_nothing_either(
+    account: Lab, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.remote.fault("lost_request", "submit")
+    words = ["bootstrap", "ucloud", "--config", str(config), "--product", CPU, "--within", "0"]
+    for _ in range(3):
+        assert run(words) == 1
+        told = capsys.readouterr().err
+        assert "nothing is ordered until then, so run this again to go on" in told
+        assert re.search(r"whether it came through shows 1[12]\d s from now", told)
+    assert account.provider(OWN).list().instances == ()
+    assert run(["bootstrap", "ucloud", "--config", str(config), "--delete", "--within", "0"]) == 1
+    assert "an order was sent" in capsys.readouterr().err
+    note = config.with_name("order.toml.sent")
+    noted = json.loads(note.read_text())
+    note.write_text(json.dumps(noted | {"sent_at": noted["sent_at"] - 121}))
+    assert run(["bootstrap", "ucloud", "--config", str(config), "--delete", "--within", "0"]) == 0
+    assert not note.exists()
+
+
+def test_an_order_that_cannot_be_noted_is_not_sent(
+    account: Lab, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = config.with_name("order.toml.sent")
+    note.mkdir()
+    words = ["bootstrap", "ucloud", "--config", str(config), "--product", CPU]
+    assert run(words) == 1
+    assert "order.toml.sent" in capsys.readouterr().err
+    assert account.provider(OWN).list().instances == ()
+
+
+def test_a_refused_order_is_told_and_leaves_no_note(
+    account: Lab, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bootstrap", "ucloud", "--config", str(config), "--product", "no-such"]) == 1
+    assert "no such product" in capsys.readouterr().err
+    assert not config.with_name("order.toml.sent").exists()
 
 
 @pytest.mark.parametrize(
