@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import os
 from dataclasses import replace
 from decimal import Decimal
 
@@ -18,6 +19,7 @@ from autoscaler.core.policy import plan
 from gateway.wire.resources import Shape
 from providers.base import Billing, Caps, Offer, Resources
 
+EXAMPLES = int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300"))
 NOW = 1_900_000_000.0
 RUNSC, BOTH = frozenset({"runsc"}), frozenset({"runsc", "docker"})
 GVISOR = frozenset({"gvisor"})
@@ -81,6 +83,15 @@ def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[Waitin
         assert packed.taken == other.taken
         assert min(packed.free) >= 0
     _add_up(groups, left, before, row)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("levels", [1, 3, packing.LEVELS])
+@settings(max_examples=10 * EXAMPLES, deadline=None)
+@given(waiting=st.lists(waitings, max_size=40), row=st.lists(bins, max_size=30))
+def test_it_packs_as_the_plainest_program_does_for_long(levels: int, waiting: list[Waiting], row: list[Bin]) -> None:
+    test_it_packs_as_the_plainest_program_does.hypothesis.inner_test(levels, waiting, row)  # type: ignore[attr-defined]
 
 
 def _add_up(groups: list[Group], left: list[Group], before: list[Bin], after: list[Bin]) -> None:

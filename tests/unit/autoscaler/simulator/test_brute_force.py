@@ -6,6 +6,7 @@ that is; an instance is there while it is needed, and gone in between where that
 
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from autoscaler.simulator.hours import hourly_bound
 from autoscaler.simulator.settings import Setup
 from autoscaler.simulator.trace import Batch, Job, Spread, Trace
 
+EXAMPLES = int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300"))
 THIRD = 1200
 HOUR = 3
 CONFIG = """
@@ -119,6 +121,14 @@ def test_no_schedule_is_cheaper_than_the_bounds(setup: Setup, tinies: list[Tiny]
     assert bound.euros <= cheapest(tinies, longest, hourly=False) + 1e-9
     least = cheapest(tinies, longest, hourly=True)
     assert max(bound.euros, by_the_hour) <= least + 1e-9
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(tinies=st.lists(tiny, min_size=5, max_size=5), longest=st.integers(0, 2))
+def test_no_schedule_of_five_jobs_is_cheaper_either(setup: Setup, tinies: list[Tiny], longest: int) -> None:
+    test_no_schedule_is_cheaper_than_the_bounds.hypothesis.inner_test(setup, tinies, longest)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
