@@ -181,10 +181,21 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Ref:
-    """Names one instance by id, by name, or both."""
+    """Names one instance by id, by name, or by both, which must then agree.
+
+    Where names are not unique, a name alone means all that carry it: ``get`` finds the oldest that is not gone, and
+    ``delete`` ends every one.
+
+    Raises:
+        ValueError: neither is given; that would name everything.
+    """
 
     id: str | None = None
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.id is None and self.name is None:
+            raise ValueError("a Ref needs an id, a name, or both")
 
 
 @dataclass(frozen=True)
@@ -247,11 +258,17 @@ class ComputeProvider(ABC):
 
     @abstractmethod
     def list(self) -> Inventory:
-        """Every instance and side resource with the deployment's label; raises rather than return a part."""
+        """Every instance with the deployment's label, and its side resources that nothing uses any more.
+
+        Raises rather than return a part.
+        """
 
     @abstractmethod
     def get(self, ref: Ref) -> Instance | None:
-        """One instance; ``None`` only when the provider proves that there is none."""
+        """One instance; ``None`` only when the provider proves that there is none.
+
+        Where deleted instances stay listed, one of them is found by its id, as gone.
+        """
 
     @abstractmethod
     def create(self, want: Create) -> Instance:
@@ -263,7 +280,7 @@ class ComputeProvider(ABC):
 
     @abstractmethod
     def delete(self, ref: Ref) -> Deleted:
-        """Begins removal; an unknown instance is `Deleted.GONE`."""
+        """Begins removal; an unknown instance is `Deleted.GONE`.  Also takes the id of a leftover of an `Inventory`."""
 
     @abstractmethod
     def connect(self, instance: Instance) -> Access | None:

@@ -91,7 +91,7 @@ class FakeCloud:
         now: the cloud's own time; only `advance` moves it.
         machines: all that are there, by name where names are unique, else by id.
         ended: those that went, by id, where they stay listed.
-        created: every instance that was ever made, in order.
+        made: every machine that there ever was, in order.
         leftovers: side resources that nothing uses any more, with the deployment that they belong to.
     """
 
@@ -99,10 +99,12 @@ class FakeCloud:
     stop_seconds: float = 5.0
     offers: tuple[Offer, ...] = OFFERS
     caps: Caps = CAPS
+    prefix: str = "vm"
+    """Of its ids."""
     now: datetime = EPOCH
     machines: dict[str, Machine] = field(default_factory=dict)
     ended: dict[str, Machine] = field(default_factory=dict)
-    created: list[Instance] = field(default_factory=list)
+    made: list[Machine] = field(default_factory=list)
     leftovers: dict[str, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     stuck_booting: bool = False
@@ -124,6 +126,7 @@ class FakeCloud:
     _faults: dict[str, list[Fault]] = field(default_factory=dict)
     _late: list[tuple[datetime, Create]] = field(default_factory=list)
     _hidden: set[str] = field(default_factory=set)
+    _lacking: set[str] = field(default_factory=set)
     _spent: float = 0.0
     _spent_at: datetime = EPOCH
 
@@ -132,6 +135,7 @@ class FakeCloud:
         self.now += timedelta(seconds=seconds)
         for order in [order for order in self._late if order[0] <= self.now]:
             self._late.remove(order)
+            self._lacking.clear()
             if self.of_order(order[1]) is None and (not self.caps.unique_names or order[1].name not in self.machines):
                 self.make(order[1])
         for key, machine in list(self.machines.items()):
@@ -185,7 +189,7 @@ class FakeCloud:
         self._faults.setdefault(method, []).append(Fault(True, None, seconds))
 
     def hide_next(self, key: str) -> None:
-        """The next listing lacks one instance."""
+        """The next listing lacks one instance, unless the last one has; so does what a create looks up after it."""
         self._hidden.add(key)
 
     def vanish(self, key: str) -> None:
@@ -201,8 +205,14 @@ class FakeCloud:
         self.stuck_booting = self.rate_exhausted = self.leaves_leftovers = False
         self._faults.clear()
         self._hidden.clear()
+        self._lacking.clear()
 
     # -- the truth ----------------------------------------------------------------------------------------------------
+
+    @property
+    def created(self) -> list[Instance]:
+        """What was made, in order, as it was then."""
+        return [machine.instance for machine in self.made]
 
     def running(self) -> list[str]:
         """Names of the instances that run now, oldest first."""
@@ -217,7 +227,7 @@ class FakeCloud:
 
     def of_order(self, want: Create) -> Machine | None:
         """What an order has made already, even if it has ended."""
-        for machine in (*self.machines.values(), *self.ended.values()):
+        for machine in (*self._indexed(), *self.ended.values()):
             labels = machine.instance.labels
             if (labels[DEPLOYMENT_LABEL], machine.operation) == (want.deployment, want.operation_id):
                 return machine
@@ -233,8 +243,8 @@ class FakeCloud:
 
     def shown(self) -> list[Machine]:
         """What a listing shows; what was hidden is shown again by the next one."""
-        hidden, self._hidden = self._hidden, set()
-        return [m for key, m in tuple(self.machines.items()) if key not in hidden] + [*self.ended.values()]
+        self._lacking, self._hidden = self._hidden - self._lacking, set()
+        return [*self._indexed(), *self.ended.values()]
 
     def stamp(self) -> datetime:
         """The present moment, as the cloud writes it."""
@@ -242,9 +252,9 @@ class FakeCloud:
 
     def make(self, want: Create) -> Machine:
         """A new machine."""
-        number = len(self.created) + 1
+        number = len(self.made) + 1
         instance = Instance(
-            id=f"vm-{number}",
+            id=f"{self.prefix}-{number}",
             name=want.name,
             labels={**want.labels, DEPLOYMENT_LABEL: want.deployment, OPERATION_LABEL: want.operation_id},
             phase=Phase.BOOTING,
@@ -256,7 +266,7 @@ class FakeCloud:
         runs_at = None if self.stuck_booting else self.now + timedelta(seconds=self.boot_seconds)
         machine = Machine(instance, runs_at, user_data=want.user_data)
         self.machines[want.name if self.caps.unique_names else instance.id] = machine
-        self.created.append(instance)
+        self.made.append(machine)
         return machine
 
     # -- calls --------------------------------------------------------------------------------------------------------
@@ -283,6 +293,9 @@ class FakeCloud:
             self.on_answer(method)
         if fault is not None and fault.error is not None:
             raise fault.error
+
+    def _indexed(self) -> list[Machine]:
+        return [machine for key, machine in tuple(self.machines.items()) if key not in self._lacking]
 
     def _count(self) -> None:
         """One call of a bucket that holds an hour's calls and refills evenly."""

@@ -125,5 +125,4 @@ class FakeProvider(ComputeProvider):
             if self._is_mine(machine)
             and ref.id in (None, machine.instance.id)
             and ref.name in (None, machine.instance.name)
-            and ref != Ref()
         ]

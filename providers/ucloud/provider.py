@@ -138,8 +138,6 @@ class UCloudProvider(ComputeProvider):
 
         A browse, because retrieving a job that does not exist is answered as a bad token is.
         """
-        if ref.id is None and ref.name is None:
-            return ()
         named = {NAME: ref.name} if ref.name is not None and ref.id is None else {}
         jobs = self._client.browse(self._mine() | named, ids=(ref.id,) if ref.id is not None else (), updates=True).jobs
         self._check_project(jobs)

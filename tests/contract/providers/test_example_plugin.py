@@ -1,6 +1,7 @@
 """The example plugin as its author has it: built from its folder, installed, found by entry point, put to the suite."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,9 @@ def test_it_passes_the_suite(folder: Path, path: str, tmp_path: Path) -> None:
     pytest_ = (sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     said = done(*pytest_, f"--basetemp={tmp_path / 'inner'}", "tests", cwd=folder, PYTHONPATH=path)
     tests = sum(name.startswith("test_") for name in dir(ProviderContract))
-    assert said.strip().splitlines()[-1].startswith(f"{tests} passed in "), said
+    ended = re.match(r"(\d+) passed in ", said.strip().splitlines()[-1])
+    assert ended is not None, said
+    assert int(ended[1]) >= tests, said
 
 
 def test_it_has_fewer_than_a_hundred_lines() -> None:
