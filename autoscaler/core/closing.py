@@ -12,6 +12,8 @@ from providers.base import Billing, Instance
 
 S = IntentState
 HOUR = 3600.0
+DELETE_SECONDS = 300.0
+"""A delete that takes longer holds up no other; ray waits as long for an instance to end."""
 SAFETY_SECONDS = 30.0
 """So shortly before the next hour a stop would come too late to save it."""
 
@@ -72,6 +74,12 @@ def _objection(draft: Draft, pool: PoolPolicy) -> str | None:
     return None
 
 
+def is_overdue(intent: Intent, pool: PoolPolicy, now: float) -> bool:
+    """Whether a node has been on its way out for so long that the others need not wait for it."""
+    patience = pool.drain_seconds if intent.state is S.DRAINING else DELETE_SECONDS
+    return now - intent.changed_at > patience
+
+
 def cannot_stop(draft: Draft, pool: PoolPolicy) -> str | None:
     """Why one more closed node could not be got rid of either."""
     held = draft.world.backoffs.get(backoff.closing_key(pool.name))
@@ -83,7 +91,8 @@ def cannot_stop(draft: Draft, pool: PoolPolicy) -> str | None:
 def _budget(draft: Draft, pool: PoolPolicy) -> int:
     """How many nodes of a pool may be closed in this tick."""
     in_tick = sum(1 for action in draft.actions if isinstance(action, Drain))
-    going = len(draft.rows(pool, {S.DRAINING, S.DELETING})) - draft.reopened[pool.name]
+    rows = draft.rows(pool, {S.DRAINING, S.DELETING})
+    going = sum(1 for intent in rows if not is_overdue(intent, pool, draft.now)) - draft.reopened[pool.name]
     at_once = max(1, math.floor(len(draft.rows(pool, {S.READY})) * pool.drain_share))
     return max(0, min(draft.policy.stops_per_tick - in_tick, at_once - going))
 

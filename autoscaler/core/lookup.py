@@ -17,9 +17,12 @@ class Listed:
 
     def __init__(self, view: ProviderView) -> None:
         found: defaultdict[str | None, list[Instance]] = defaultdict(list)
+        self._ended: dict[str | None, Instance] = {}
         for instance in view.instances or ():
             if instance.phase is not Phase.GONE:
                 found[naming.operation_of(instance)].append(instance)
+            else:
+                self._ended[naming.operation_of(instance)] = instance
         for several in found.values():
             if len(several) > 1:
                 several.sort(key=lambda instance: (instance.created_at, instance.id))
@@ -32,6 +35,10 @@ class Listed:
     def first(self, operation_id: str) -> Instance | None:
         """The one that its row stands for."""
         return next(iter(self.of(operation_id)), None)
+
+    def ended(self, operation_id: str) -> Instance | None:
+        """One that is gone, where the provider goes on listing what is."""
+        return self._ended.get(operation_id)
 
 
 def listed(world: World) -> Mapping[str, Listed]:

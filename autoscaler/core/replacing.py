@@ -5,7 +5,7 @@ of an offer that ends.  One at a time in each pool: a replacement boots beside i
 stands idle is the old one closed.  It is deleted when its last sandbox has ended; nothing is moved, nothing is killed.
 """
 
-from autoscaler.core.closing import cannot_stop
+from autoscaler.core.closing import cannot_stop, is_overdue
 from autoscaler.core.draft import Draft
 from autoscaler.core.expiry import ending
 from autoscaler.core.lifecycle import IntentState
@@ -54,7 +54,8 @@ def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: di
     if not rows or not draft.world.clock_settled:
         return
     name = f"pool {pool.name}"
-    if any(intent.cause == DRIFT for intent in draft.rows(pool, {S.DRAINING})):
+    leaving = (intent for intent in draft.rows(pool, {S.DRAINING}) if intent.cause == DRIFT)
+    if any(not is_overdue(intent, pool, draft.now) for intent in leaving):
         draft.wait(name, f"{len(rows)} nodes are out of date; one is on its way out already")
         return
     if draft.starting(pool) or draft.boots(pool):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from autoscaler.core import naming
 from autoscaler.core.amnesia import forgotten
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.lookup import listed, node_of, nodes_by_instance, said
+from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import (
     Adopt,
     Extended,
@@ -44,8 +44,9 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
     for intent in world.intents:
         if intent.provider not in seen:
             continue
-        instance = seen[intent.provider].first(intent.operation_id)
-        found: Move | Started | Extended | None = _finding(intent, instance, node_of(intent, nodes), world, now, lost)
+        here = seen[intent.provider]
+        instance = here.first(intent.operation_id)
+        found: Move | Started | Extended | None = _finding(intent, here, node_of(intent, nodes), world, now, lost)
         if found is None and intent.pool in pools:
             pool = pools[intent.pool]
             found = _started(intent, instance, pool, now) or _extended(intent, instance, pool, world, now)
@@ -122,15 +123,15 @@ def _started(intent: Intent, instance: Instance | None, pool: PoolPolicy, now: f
 
 
 def _finding(
-    intent: Intent, instance: Instance | None, node: Node | None, world: World, now: float, lost: frozenset[str]
+    intent: Intent, here: Listed, node: Node | None, world: World, now: float, lost: frozenset[str]
 ) -> Move | None:
     if intent.state is S.PLANNED and now > intent.deadline:
         return Move(intent.operation_id, S.GONE, "its create was never sent, and its time is over")
     if intent.state is S.CALLING:
-        return _after_call(intent, instance, world, now)
+        return _after_call(intent, here.first(intent.operation_id), world, now)
     if intent.state not in _WITH_INSTANCE:
         return None
-    return _loss(intent, instance, node, world) or _registration(intent, node, world, lost)
+    return _loss(intent, here, node, world) or _registration(intent, node, world, lost)
 
 
 def _after_call(intent: Intent, instance: Instance | None, world: World, now: float) -> Move | None:
@@ -142,13 +143,15 @@ def _after_call(intent: Intent, instance: Instance | None, world: World, now: fl
     return None
 
 
-def _loss(intent: Intent, instance: Instance | None, node: Node | None, world: World) -> Move | None:
+def _loss(intent: Intent, here: Listed, node: Node | None, world: World) -> Move | None:
+    instance = here.first(intent.operation_id)
     # That its node did register is kept: then it is no failed boot.
     node_id = node.id if node is not None else None
     if instance is None:
         if intent.sighting not in world.missing_before:
             return None
-        return Move(intent.operation_id, S.LOST, "the provider has listed it no more, twice", node_id=node_id)
+        reason = f"the provider has listed it no more, twice{said(here.ended(intent.operation_id))}"
+        return Move(intent.operation_id, S.LOST, reason, node_id=node_id)
     if instance.phase is Phase.LOST:
         reason = f"the provider says that it is lost{said(instance)}"
         return Move(intent.operation_id, S.LOST, reason, node_id=node_id)

@@ -102,6 +102,14 @@ def test_the_reason_of_a_failed_boot_has_the_providers_last_word() -> None:
     )
 
 
+def test_the_last_word_of_what_has_ended_is_told_where_it_stays_listed() -> None:
+    ended = instance_of(LATE, Phase.GONE, detail="FAILURE: the disk is full")
+    (lost,) = finds(world(LATE, instances=(ended,), missing_before=frozenset({LATE.sighting})))
+    assert getattr(lost, "reason", "") == (
+        "the provider has listed it no more, twice; the provider's last word: FAILURE: the disk is full"
+    )
+
+
 def test_long_words_are_cut_visibly_and_stay_on_one_line() -> None:
     made = instance_of(LATE, detail="a\n b" + "x" * WORDS_MOST)
     assert said(made).startswith("; the provider's last word: a bxxx")

@@ -168,6 +168,26 @@ def replace_instances(seen: World, instances: list[Any]) -> World:
     return replace(seen, providers={"cloud": replace(seen.providers["cloud"], instances=tuple(instances))})
 
 
+# -- what does not go away --------------------------------------------------------------------------------------------
+
+
+def test_a_delete_that_takes_long_holds_up_no_other() -> None:
+    stuck, idle = an_intent(S.DELETING, 1, changed_at=NOW - 300, next_try_at=NOW + 9), an_intent(S.READY, 2)
+    seen = world(stuck, idle, nodes=(node_of(idle, idle_since=NOW - 900),))
+    assert drains(seen) == []
+    assert drains(replace(seen, intents=(replace(stuck, changed_at=NOW - 301), idle))) == ["op2"]
+
+
+def test_a_replaced_node_that_does_not_become_empty_holds_up_no_other() -> None:
+    stuck = an_intent(S.DRAINING, 1, changed_at=NOW - 1800, cause="drift", spec="old", drain_mark=NOW)
+    fresh, old = an_intent(S.READY, 2, spec="new"), an_intent(S.READY, 3, spec="old")
+    nodes = (node_of(stuck, state=NodeState.DRAINING, sandboxes=1), node_of(fresh), busy(old))
+    seen, pool = world(stuck, fresh, old, nodes=nodes), a_pool(max=9, spec="new")
+    assert drains(seen, pool) == []
+    assert "one is on its way out already" in reasons(seen, pool)["pool cpu"]
+    assert drains(replace(seen, intents=(replace(stuck, changed_at=NOW - 1801), fresh, old)), pool) == ["op3"]
+
+
 # -- deletes that fail ------------------------------------------------------------------------------------------------
 
 
