@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gateway.cli import progress
 from gateway.cli.failure import CommandFailed
 from gateway.cli.layout import Layout
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
-from ucloud_sandboxes_sdk import AuthenticationError, SandboxApiError, SandboxClient
+from ucloud_sandboxes_sdk import AuthenticationError, SandboxApiError, SandboxClient, TransportError
 
 URL_VARIABLE: Final = "UCLOUD_SANDBOX_URL"
 TOKEN_VARIABLE: Final = "UCLOUD_SANDBOX_API_TOKEN"  # noqa: S105 - a variable's name
 SERVICE_FAILED: Final = 125
 """Exit code of `run` and `exec` when the service failed, so that it is told from the command's own, as Docker does."""
+
+
+NOT_REACHED: Final = f"is the service running, and is {URL_VARIABLE} (or --url) its URL?"
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,10 @@ class Access:
     token: str
 
     def client(self) -> SandboxClient:
-        """The SDK's client."""
-        return SandboxClient(self.url, api_token=self.token)
+        """The SDK's client; what it has to try again is told."""
+        made = SandboxClient(self.url, api_token=self.token)
+        made.transport.on_retry = progress.trouble()
+        return made
 
     def operator(self) -> GatewayClient:
         """The operator's client."""
@@ -64,6 +70,11 @@ def find(url: str | None, token_file: Path | None, state_dir: Path, *, scope: st
     return Access(url, token)
 
 
+def is_unreached(error: Exception) -> bool:
+    """Whether the service never saw the call."""
+    return isinstance(error, GatewayUnreachableError) or (isinstance(error, TransportError) and not error.sent)
+
+
 @contextmanager
 def failures(exit_code: int = 1) -> Iterator[None]:
     """Turns what the clients raise into one sentence and this exit code."""
@@ -72,7 +83,8 @@ def failures(exit_code: int = 1) -> Iterator[None]:
     except AuthenticationError as error:
         raise CommandFailed(f"{error} (token from --token-file or {TOKEN_VARIABLE})", exit_code=exit_code) from error
     except (SandboxApiError, GatewayError, GatewayUnreachableError) as error:
-        raise CommandFailed(str(error), exit_code=exit_code) from error
+        hint = f"; {NOT_REACHED}" if is_unreached(error) else ""
+        raise CommandFailed(f"{error}{hint}", exit_code=exit_code) from error
     except OSError as error:
         raise CommandFailed(_local(error), exit_code=exit_code) from error
     except ValueError as error:

@@ -35,14 +35,14 @@ def python_version(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Ch
 
 
 def python_packages(needed: tuple[str, ...] = NEEDED_MODULES) -> Check:
-    """Whether what the gateway imports is installed."""
+    """Whether what the gateway imports is installed; a machine that is only a node lacks it, and rightly so."""
     absent = [name for name in needed if find_spec(name) is None]
     if not absent:
         return Check(name="python packages", verdict=Verdict.OK, found=", ".join(needed))
     return Check(
         name="python packages",
-        verdict=Verdict.ERROR,
-        found=f"not installed: {', '.join(absent)}",
+        verdict=Verdict.WARNING,
+        found=f"not installed: {', '.join(absent)}, so this machine cannot be a gateway",
         cure=f"pip install '{DISTRIBUTION}[gateway]'",
     )
 
@@ -145,7 +145,10 @@ def tokens(directory: Path) -> Check:
 
 def checks() -> list[Check]:
     """All rows of the gateway's role, for the settings of this environment."""
-    rows = [python_version(), python_packages(), package_names()]
+    packages = python_packages()
+    rows = [python_version(), packages, package_names()]
+    if packages.verdict is not Verdict.OK:
+        return rows
     try:
         settings: GatewaySettings = load_settings()
     except SettingsError as error:

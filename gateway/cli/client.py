@@ -9,7 +9,7 @@ from uuid import uuid4
 import typer
 
 from gateway.cli import copying, fleet, following, tables
-from gateway.cli.access import SERVICE_FAILED, failures
+from gateway.cli.access import SERVICE_FAILED, failures, is_unreached
 from gateway.cli.arguments import (
     CommandAfterDashes,
     CommandArgument,
@@ -55,9 +55,10 @@ from ucloud_sandboxes_sdk import (
 STAY_UP: Final = ("sleep", "2147483647")
 # What a client that was killed leaves behind goes away by itself; a running command keeps it up.
 IDLE_SECONDS: Final = 600
-RUN_LABEL: Final = "run-id"
+RUN_LABEL: Final = f"{tables.INTERNAL}run"
 # The service refused before it made anything; a sandbox of that id, if there is one, is somebody else's.
 NOTHING_MADE: Final = (AuthenticationError, InvalidRequestError, NeverFitsError, SpecConflictError)
+REACH_SECONDS: Final = 12.0  # a restart of the gateway takes that long; where nobody was reached till then, nobody is
 QUICK: Final = 0.1  # seconds in which a command that ends costs one round trip
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
@@ -204,12 +205,13 @@ def _spec(
 @contextmanager
 def _sandbox_for(client: SandboxClient, spec: SandboxSpec, *, keep: bool) -> Iterator[SandboxHandle]:
     """A new sandbox, which is deleted unless it is to be kept or was never ours."""
+    tries: list[SandboxApiError] = []
     ours = True
     try:
         try:
-            sandbox = _create(client, spec)
-        except NOTHING_MADE:
-            ours = False
+            sandbox = _create(client, spec, tries)
+        except SandboxApiError as error:
+            ours = not isinstance(error, NOTHING_MADE) and not all(map(is_unreached, (*tries, error)))
             raise
         yield sandbox
     finally:
@@ -227,10 +229,14 @@ def _delete(client: SandboxClient, sandbox_id: str) -> None:
         print(message, file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
 
 
-def _create(client: SandboxClient, spec: SandboxSpec) -> SandboxHandle:
+def _create(client: SandboxClient, spec: SandboxSpec, tries: list[SandboxApiError]) -> SandboxHandle:
+    """A new sandbox; what earlier tries met is put into ``tries``."""
     with waiting(f"starting sandbox {spec.id}") as say:
 
         def tell(step: CreateProgress) -> None:
+            tries.append(step.error)
+            if step.waited_seconds >= REACH_SECONDS and all(map(is_unreached, tries)):
+                raise step.error
             say(f"starting sandbox {spec.id}: {step.error}")
 
         return client.create_sandbox(spec, on_progress=tell)

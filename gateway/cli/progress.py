@@ -1,4 +1,4 @@
-"""Signs of life on stderr for whatever takes longer than two seconds; nothing where nobody looks."""
+"""Signs of life on stderr for what takes longer than two seconds: progress where somebody looks, trouble anywhere."""
 
 import sys
 import threading
@@ -29,6 +29,22 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
         timer.cancel()
         timer.join()
         status.stop()
+
+
+def trouble() -> Callable[[Exception], None]:
+    """What to call with each failure that is followed by another try; says once, after two seconds, what is wrong."""
+    began: float | None = None
+    told = False
+
+    def failed(error: Exception) -> None:
+        nonlocal began, told
+        now = time.monotonic()
+        began = now if began is None else began
+        if not told and now - began >= PATIENCE:
+            told = True
+            print(f"trying again: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+
+    return failed
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from rich.text import Text
 from gateway.wire.nodes import NodeRecord
 
 WIDE: Final = 240  # where no terminal sets a width, nothing is cut
+INTERNAL: Final = "sandboxes-cli/"
+"""Begins the names of labels that this command line sets for itself; nobody needs to see them in a table."""
 STEPS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
@@ -33,7 +35,7 @@ def sandboxes(records: Iterable[dict[str, Any]]) -> Table:
     for record in records:
         spec = record.get("spec", {})
         state = record["state"] + (f" ({record['reason']})" if record.get("reason") else "")
-        labels = " ".join(f"{key}={value}" for key, value in record.get("labels", {}).items())
+        labels = record.get("labels", {}).items()
         _row(
             table,
             record["id"],
@@ -44,7 +46,7 @@ def sandboxes(records: Iterable[dict[str, Any]]) -> Table:
             f"{spec.get('cpus', 0):g}",
             mebibytes(spec.get("memory_mb", 0)),
             age(datetime.fromisoformat(record["created_at"])),
-            labels,
+            " ".join(f"{key}={value}" for key, value in labels if not key.startswith(INTERNAL)),
         )
     return table
 

@@ -11,6 +11,7 @@ from gateway.wire.exec import ExecRequest
 from tests.fakes.gateway import TOKEN, Drop, Gateway, Reply, error
 from ucloud_sandboxes_sdk import (
     AuthenticationError,
+    BusyError,
     CreateProgress,
     DeadlineExceededError,
     FileNotFoundInSandboxError,
@@ -152,9 +153,12 @@ def test_what_could_happen_twice_is_sent_once(
 
 def test_tries_are_bounded(client: SandboxClient, gateway: Gateway, naps: list[float]) -> None:
     gateway.next("GET", "/healthz", *[error(ErrorCode.BUSY)] * 20)
+    met: list[SandboxApiError] = []
+    client.transport.on_retry = met.append
     with pytest.raises(SandboxApiError):
         client.health()
     assert len(gateway.requests) == 8
+    assert len(met) == 7 and all(isinstance(each, BusyError) for each in met)
     assert naps == sorted(naps)
 
 

@@ -123,6 +123,8 @@ class Transport:
         self.base_url = base_url.rstrip("/")
         self.sleep = sleep
         self.chance = chance
+        self.on_retry: Callable[[SandboxApiError], None] | None = None
+        """Told what a try met, before the wait for the next one."""
         self._headers = {"User-Agent": f"sandbox-fleet-sdk/{__version__}", "Accept-Encoding": "identity", **headers}
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -203,6 +205,8 @@ class Transport:
                 failures += 1
                 if not may_retry(error, safe=call.safe) or failures >= TRIES or delay >= deadline.remaining():
                     raise
+                if self.on_retry:
+                    self.on_retry(error)
             self.sleep(delay)
 
     def name(self, call: Call) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import root
+from gateway.cli import client, root
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecRequest
 from gateway.wire.sandboxes import SandboxSpec
@@ -120,6 +120,21 @@ def test_run_does_not_touch_a_sandbox_that_was_there(cli: Cli, gateway: Gateway,
     code, _, err = cli("run", "--name", "mine", "busybox", "--", "true")
     assert (code, err) == (125, "error: sandbox mine exists with another spec\n")
     assert set(gateway.sandboxes) == {"box", "mine"}
+
+
+def test_run_that_reached_nobody_ends_soon_and_speaks_of_no_sandbox(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "REACH_SECONDS", 0.0)
+    monkeypatch.setenv("UCLOUD_SANDBOX_URL", "http://127.0.0.1:1")
+    code, _, err = cli("run", "busybox", "--", "true")
+    assert (code, err.count("\n")) == (125, 1)
+    assert "Connection refused; is the service running" in err
+
+
+def test_the_label_that_run_sets_for_itself_is_not_shown(cli: Cli, gateway: Gateway) -> None:
+    assert cli("run", "--name", "mine", "--keep", "--label", "k=v", "busybox", "--", "true")[0] == 0
+    assert len(gateway.sandboxes["mine"].spec.labels) == 2
+    _, out, _ = cli("ls")
+    assert out.rstrip().endswith(b" k=v")
 
 
 def test_run_keeps_the_command_s_exit_code_when_the_delete_fails(cli: Cli, gateway: Gateway) -> None:
