@@ -9,6 +9,7 @@ arguments alone.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from gateway.core.model import Node, Sandbox
 from gateway.wire.capacity import PoolCeiling
@@ -18,6 +19,10 @@ from gateway.wire.states import NodeState
 
 RESOURCES = ("cpus", "memory_mb", "disk_mb", "gpus", "slots")
 LIVE_NODES = frozenset({NodeState.READY, NodeState.DRAINING, NodeState.UNREACHABLE})
+MOST_REASONS = 20
+"""Nodes and pools named in one refusal; how many more there are is told in one sentence."""
+Rank = tuple[bool, float]
+"""How well a node fits, the smallest best: whether it has GPUs that nobody asked for, and the share left of it."""
 PREFERENCE: tuple[RuntimeName, ...] = ("runsc", "docker")
 """Runtimes from the most to the least preferred, where the spec leaves the choice."""
 
@@ -33,6 +38,17 @@ class Wanted:
     """Needs every GPU of its node, and at least one."""
     avoid: frozenset[str] = frozenset()
     """Nodes that refused it since they were last heard of."""
+
+    @cached_property
+    def need(self) -> tuple[float, ...]:
+        """The shape as plain numbers."""
+        return tuple(getattr(self.shape, name) for name in RESOURCES)
+
+    @cached_property
+    def key(self) -> str:
+        """The same text for all that need the same, whatever refused them."""
+        amounts = "/".join(f"{amount:.12g}" for amount in self.need)
+        return f"{amounts}/{self.runtime or 'any'}/{self.isolation}{'/all' if self.all_gpus else ''}"
 
     @classmethod
     def of(cls, sandbox: Sandbox, avoid: frozenset[str] = frozenset()) -> "Wanted":
@@ -71,7 +87,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """It has to wait.  One sentence a node; empty when there is no node."""
+    """It has to wait.  One sentence a node, the first `MOST_REASONS`; empty when there is no node."""
 
     reasons: tuple[str, ...]
 
@@ -93,46 +109,38 @@ def place(wanted: Wanted, nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeil
     A shape never fits when it is above the total of every live node and above every pool's ceiling.  While neither
     nodes nor ceilings are known it has to wait, since nothing is known about what could be had.
     """
-    rooms = sorted((room for room in nodes if _counts(room.node)), key=lambda room: room.node.id)
-    return _place(wanted, rooms, ceilings)
-
-
-def _place(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> Placement:
-    """As `place`, over the nodes that count, sorted by id."""
-    need = tuple(getattr(wanted.shape, name) for name in RESOURCES)
+    rooms = eligible(nodes)
     # `min` takes the first of equals, and rooms are sorted by id.
-    fitting = [(left, room) for room in rooms if (left := _left(need, room)) is not None and not _refusal(wanted, room)]
+    fitting = [(rank, room) for room in rooms if (rank := fit(wanted, room)) is not None]
     if fitting:
-        spared = not _wants_gpus(wanted)
-        node = min(fitting, key=lambda pair: (spared and pair[1].node.total.gpus > 0, pair[0]))[1].node
-        runtime = runtime_for(wanted, node)
-        assert runtime is not None  # noqa: S101 - narrows for the type checker; `_refusal` has looked
-        return Placed(node.id, runtime, node.total.gpus if wanted.all_gpus else wanted.shape.gpus)
-    reasons = tuple(f"node {room.node.id}: {_refusal(wanted, room) or _too_little(wanted, room)}" for room in rooms)
-    return _never(wanted, rooms, ceilings) or NoRoom(reasons)
+        return placed_on(wanted, min(fitting, key=lambda pair: pair[0])[1].node)
+    reasons = (f"node {room.node.id}: {_refusal(wanted, room) or _too_little(wanted, room)}" for room in rooms)
+    return _never(wanted, rooms, ceilings) or NoRoom(_first(reasons, len(rooms), "nodes"))
 
 
-def place_all(
-    waiting: Sequence[tuple[str, Wanted]], nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeiling] = ()
-) -> dict[str, Placement]:
-    """Places ``(id, wanted)`` in the given order, each with what the ones before it left.
+def eligible(nodes: Iterable[NodeRoom]) -> list[NodeRoom]:
+    """Those where sandboxes are ever placed, by id."""
+    return sorted((room for room in nodes if _counts(room.node)), key=lambda room: room.node.id)
 
-    Equal needs are judged once when they find no room: room only shrinks on the way.
-    """
-    rooms = {room.node.id: room for room in sorted(nodes, key=lambda room: room.node.id)}
-    live = [name for name, room in rooms.items() if _counts(room.node)]
-    refused: dict[Wanted, Placement] = {}
-    answers: dict[str, Placement] = {}
-    for sandbox_id, wanted in waiting:
-        answer = refused.get(wanted) or _place(wanted, [rooms[name] for name in live], ceilings)
-        answers[sandbox_id] = answer
-        if isinstance(answer, Placed):
-            room = rooms[answer.node_id]
-            taken = wanted.shape.model_copy(update={"gpus": answer.gpus})
-            rooms[answer.node_id] = NodeRoom(room.node, room.reserved + taken)
-        else:
-            refused[wanted] = answer
-    return answers
+
+def fit(wanted: Wanted, room: NodeRoom) -> Rank | None:
+    """How well it would fit there; ``None`` when it cannot go there now."""
+    left = _left(wanted.need, room)
+    if left is None or _refusal(wanted, room) is not None:
+        return None
+    return (room.node.total.gpus > 0 and not _wants_gpus(wanted), left)
+
+
+def placed_on(wanted: Wanted, node: Node) -> Placed:
+    """The answer once this node was found to fit."""
+    runtime = runtime_for(wanted, node)
+    assert runtime is not None  # noqa: S101 - narrows for the type checker; `fit` has looked
+    return Placed(node.id, runtime, node.total.gpus if wanted.all_gpus else wanted.shape.gpus)
+
+
+def _first(reasons: Iterable[str], count: int, of_what: str) -> tuple[str, ...]:
+    told = tuple(islice(reasons, MOST_REASONS))
+    return told if count <= MOST_REASONS else (*told, f"and {count - MOST_REASONS} more {of_what}")
 
 
 def _counts(node: Node) -> bool:
@@ -208,7 +216,9 @@ def _never(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCei
             return None
         reasons.append(f"pool {ceiling.pool}: " + _why_never(wanted, short, ceiling.shape))
     totals = [room.node.total for room in rooms] + [ceiling.shape for ceiling in growing]
-    return NeverFits(tuple(reasons), min(totals, key=lambda total: _distance(wanted.shape, total)))
+    return NeverFits(
+        _first(reasons, len(reasons), "nodes and pools"), min(totals, key=lambda total: _distance(wanted.shape, total))
+    )
 
 
 def _pool_runs(wanted: Wanted, ceiling: PoolCeiling) -> bool:

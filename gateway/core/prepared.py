@@ -36,14 +36,7 @@ class Prepared:
     @property
     def total(self) -> Shape:
         """All units together."""
-        unit = self.shape
-        return Shape(
-            cpus=unit.cpus * self.count,
-            memory_mb=unit.memory_mb * self.count,
-            disk_mb=unit.disk_mb * self.count,
-            gpus=unit.gpus * self.count,
-            slots=unit.slots * self.count,
-        )
+        return self.shape.times(self.count)
 
     def is_for(self, spec: SandboxSpec) -> bool:
         """Whether a create of ``spec`` takes a unit: the same shape and engine, and the same image where one is named.

@@ -1,21 +1,18 @@
 """What waits for room, and what could be had."""
 
-from datetime import datetime
+from collections import Counter
 
-from sqlmodel import Session
-
-from gateway.core.model import Sandbox
-from gateway.core.prepared import Prepared, PreparedKind
+from gateway.core.prepared import PreparedKind
 from gateway.errors import ApiError
 from gateway.services.dispatcher import Dispatcher
 from gateway.services.ports import Clock
 from gateway.services.records import prepared_builders, prepared_capacity
-from gateway.store import ceilings, prepared, sandboxes
+from gateway.store import ceilings, prepared, waiting
 from gateway.store.db import Database
+from gateway.store.waiting import Waiting
 from gateway.wire.capacity import Ceilings, Demand, WaitingSandbox
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
-from gateway.wire.states import SandboxState
 
 
 class CapacityService:
@@ -29,15 +26,16 @@ class CapacityService:
     async def demand(self) -> Demand:
         """What waits now, oldest first, and what is prepared; both of one moment, so that nothing is in both."""
         now = self._clock.now()
-        waiting, ahead = await self._db.read(lambda session: _demand(session, now))
-        oldest = (now - waiting[0].created_at).total_seconds() if waiting else None
+        queue, ahead = await self._db.read(lambda session: (waiting.queue(session), prepared.live(session, now)))
+        oldest = (now - queue[0].since).total_seconds() if queue else None
         units = [item for item in ahead if item.kind is PreparedKind.SANDBOX]
         builders = [item for item in ahead if item.kind is PreparedKind.BUILDER]
-        pending = sum((sandbox.spec.shape for sandbox in waiting), start=Shape())
+        alike = Counter(one.shape for one in queue)
+        pending = sum((shape.times(count) for shape, count in alike.items()), start=Shape())
         wanted_ahead = sum((item.total for item in units), start=Shape())
         return Demand(
-            waiting=[_waiting(sandbox) for sandbox in waiting],
-            pending_count=len(waiting),
+            waiting=[_waiting(one) for one in queue],
+            pending_count=len(queue),
             pending_resources=pending,
             oldest_pending_seconds=None if oldest is None else max(0.0, oldest),
             prepared=[prepared_capacity(item) for item in units],
@@ -61,15 +59,11 @@ class CapacityService:
             self._dispatcher.wake()
 
 
-def _demand(session: Session, now: datetime) -> tuple[list[Sandbox], list[Prepared]]:
-    return sandboxes.in_states(session, [SandboxState.PENDING]), prepared.live(session, now)
-
-
-def _waiting(sandbox: Sandbox) -> WaitingSandbox:
+def _waiting(one: Waiting) -> WaitingSandbox:
     return WaitingSandbox(
-        sandbox_id=sandbox.id,
-        shape=sandbox.spec.shape,
-        runtime=sandbox.spec.chosen_runtime,
-        isolation=sandbox.spec.isolation,
-        since=sandbox.created_at,
+        sandbox_id=one.sandbox_id,
+        shape=one.shape,
+        runtime=one.runtime,
+        isolation=one.isolation,
+        since=one.since,
     )

@@ -227,7 +227,7 @@ class SandboxService:
         if admitted.sandbox.state is S.PENDING:
             self._expiry.renew(spec.id)
             if not admitted.recovered:
-                self._rim.dispatcher.note(spec.id, admitted.reasons)
+                self._rim.dispatcher.note(admitted.sandbox, admitted.reasons)
         return admitted
 
     async def _brought_up(self, sandbox: Sandbox, watch: Watch, until: float, *, was_there: bool = False) -> Sandbox:
@@ -243,7 +243,7 @@ class SandboxService:
                 current = await self._present(sandbox.id)
                 if current.state is S.PENDING:
                     self._expiry.renew(sandbox.id)
-                    raise refusals.no_room(current, self._rim.dispatcher.reasons(sandbox.id))
+                    raise refusals.no_room(current, self._rim.dispatcher.reasons(current))
                 if current.state is S.CREATING:
                     raise refusals.in_progress(current)
                 break

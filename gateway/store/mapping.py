@@ -8,6 +8,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from gateway.core.model import JoinGrant, Node, Sandbox, Token
+from gateway.core.placement import Wanted
 from gateway.store.tables import JoinTokenRow, NodeRow, SandboxRow, TokenRow
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import BootStages, Pressure, RuntimeReport
@@ -51,6 +52,7 @@ def sandbox_columns(sandbox: Sandbox) -> dict[str, Any]:
     return columns | {
         "id": sandbox.id,
         "spec": sandbox.spec.model_dump_json(),
+        "want": Wanted.of(sandbox).key,
         "state": sandbox.state.value,
         "reason": sandbox.reason and sandbox.reason.value,
         "error": sandbox.error and sandbox.error.value,

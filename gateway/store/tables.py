@@ -12,7 +12,7 @@ class SandboxRow(SQLModel, table=True):
     __tablename__ = "sandboxes"
     __table_args__ = (
         Index("ix_sandboxes_page", "created_at", "id"),
-        Index("ix_sandboxes_state", "state"),
+        Index("ix_sandboxes_state", "state", "want", "created_at", "id"),
         Index("ix_sandboxes_node", "node_id"),
     )
 
@@ -27,6 +27,8 @@ class SandboxRow(SQLModel, table=True):
     updated_at: datetime
     active_at: datetime
     expires_at: datetime | None = None
+    want: str = Field(sa_type=Text)
+    """The same text for all that need the same of a node."""
     node_id: str | None = None
     runtime: str | None = None
     isolation: str | None = None

@@ -32,6 +32,16 @@ class Shape(WireModel):
             slots=self.slots + other.slots,
         )
 
+    def times(self, count: int) -> "Shape":
+        """So many of it together."""
+        return Shape(
+            cpus=self.cpus * count,
+            memory_mb=self.memory_mb * count,
+            disk_mb=self.disk_mb * count,
+            gpus=self.gpus * count,
+            slots=self.slots * count,
+        )
+
     def minus(self, other: "Shape") -> "Shape":
         """What is left after ``other`` is taken away; nothing goes below zero."""
         return Shape(

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core import batch
+from gateway.core.batch import place_all
 from gateway.core.model import Node
-from gateway.core.placement import NeverFits, NodeRoom, NoRoom, Placed, Wanted, place, place_all
+from gateway.core.placement import MOST_REASONS, NeverFits, NodeRoom, NoRoom, Placed, Wanted, place
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.nodes import NodeRole, RuntimeReport
 from gateway.wire.resources import Shape
@@ -139,6 +141,20 @@ def test_the_preferred_runtime_is_taken_where_both_will_do() -> None:
     assert place(Wanted(ONE), [room("n", runtimes=(DOCKER,))]) == Placed("n", "docker", 0)
 
 
+def test_a_refusal_names_some_nodes_and_counts_the_others() -> None:
+    full = [room(f"n{number:03}", reserved=SMALL) for number in range(MOST_REASONS + 5)]
+    answer = place(Wanted(ONE), full)
+    assert isinstance(answer, NoRoom)
+    assert len(answer.reasons) == MOST_REASONS + 1
+    assert answer.reasons[-1] == "and 5 more nodes"
+
+
+def test_needs_have_one_key_when_they_are_equal() -> None:
+    needs = [Wanted(ONE), Wanted(ONE, "docker"), Wanted(ONE, isolation="runc"), Wanted(ONE, all_gpus=True), Wanted(BIG)]
+    assert len({wanted.key for wanted in needs}) == len(needs)
+    assert Wanted(ONE, avoid=frozenset({"n"})).key == Wanted(ONE.model_copy()).key
+
+
 shapes = st.builds(
     Shape,
     cpus=st.floats(0.1, 16).map(lambda value: round(value, 2)),
@@ -210,3 +226,49 @@ def test_it_is_placed_exactly_when_some_node_has_room(rooms: list[NodeRoom], sha
         and (DOCKER in candidate.node.runtimes or not shape.gpus)
     ]
     assert isinstance(place(wanted, rooms), Placed) == bool(able)
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds, st.lists(st.tuples(shapes, st.booleans(), st.sets(st.sampled_from(["n0", "n1"]))), max_size=12))
+def test_a_batch_answers_as_one_after_the_other(
+    rooms: list[NodeRoom], needs: list[tuple[Shape, bool, set[str]]]
+) -> None:
+    waiting = [
+        (f"s{index}-{turn}", Wanted(shape, "docker" if shape.gpus else None, "gvisor", everything, frozenset(avoid)))
+        for turn in range(3)
+        for index, (shape, all_gpus, avoid) in enumerate(needs)
+        for everything in [all_gpus and shape.gpus > 0]
+    ]
+    answers = place_all(waiting, rooms)
+    left = {candidate.node.id: candidate for candidate in rooms}
+    refused: dict[Wanted, object] = {}
+    for name, wanted in waiting:
+        answer = place(wanted, left.values())
+        if isinstance(answer, Placed):
+            assert answers[name] == answer
+            taken = wanted.shape.model_copy(update={"gpus": answer.gpus})
+            node = left[answer.node_id]
+            left[answer.node_id] = NodeRoom(node.node, node.reserved + taken)
+        else:
+            assert answers[name] == refused.setdefault(wanted, answers[name]), "the words of the first refusal"
+            assert type(answers[name]) is type(answer)
+
+
+def test_the_work_of_a_batch_grows_with_what_is_placed_and_not_with_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    original = batch.fit
+
+    def counted(wanted: Wanted, candidate: NodeRoom) -> object:
+        nonlocal looks
+        looks += 1
+        return original(wanted, candidate)
+
+    monkeypatch.setattr(batch, "fit", counted)
+    nodes = [room(f"n{number:03}", SMALL) for number in range(100)]
+    needs = [Wanted(ONE), Wanted(ONE.model_copy(update={"memory_mb": 2048}))]
+    for waiting in (1_000, 4_000):
+        looks = 0
+        answers = place_all([(f"s{number}", needs[number % 2]) for number in range(waiting)], nodes)
+        placed = sum(isinstance(answer, Placed) for answer in answers.values())
+        assert placed > 300
+        assert looks <= len(needs) * len(nodes) + 6 * placed

@@ -42,7 +42,7 @@ def at_version(url: str, revision: str) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0002", "0003"])
+@pytest.mark.parametrize("revision", ["0001", "0002", "0003", "0004"])
 async def test_rows_survive(tmp_path: Path, revision: str) -> None:
     url = f"sqlite:///{tmp_path / 'gateway.db'}"
     at_version(url, revision)

@@ -1,0 +1,173 @@
+"""Thousands that wait: what a look at them costs, and that each still gets its turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, text
+from sqlmodel import Session
+
+from gateway.core import batch, lifecycle
+from gateway.core.model import Sandbox
+from gateway.errors import ApiError
+from gateway.services import dispatcher
+from gateway.store import mapping, sandboxes, waiting
+from gateway.wire.capacity import Ceilings, PoolCeiling
+from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
+from gateway.wire.states import SandboxState
+from tests.scenario.gateway.world import FakeNode, World, settings_for, spec, world
+
+S = SandboxState
+SHAPES = ({"cpus": 1.0, "memory_mb": 512}, {"cpus": 2.0, "memory_mb": 512}, {"cpus": 1.0, "memory_mb": 1024})
+LARGE = Shape(cpus=1000, memory_mb=1 << 20, disk_mb=1 << 20, slots=1000)
+FULL = Shape(cpus=8, memory_mb=8192, disk_mb=1 << 20, slots=0)
+
+
+@pytest.fixture
+async def here(tmp_path: Path, database_url: str | None) -> AsyncIterator[World]:
+    async with world(settings_for(tmp_path, database_url)) as running:
+        # A pool that may grow, so that what finds no room waits.
+        pool = PoolCeiling(pool="cpu", shape=LARGE, runtimes=["runsc"], isolations=["gvisor"], max_nodes=3)
+        await running.services.capacity.set_ceilings(Ceilings(pools=[pool]))
+        yield running
+
+
+async def crowd(world: World, count: int) -> list[str]:
+    """So many sandboxes that wait, of three shapes in turn, written without waking anybody."""
+    now = world.clock.now()
+
+    def fn(session: Session) -> list[str]:
+        names = []
+        for number in range(count):
+            wanted = spec(f"s{number:05}", disk_mb=64, **SHAPES[number % len(SHAPES)])
+            row = lifecycle.accepted(wanted, wanted.sha256(), f"op{number}", now + timedelta(microseconds=number))
+            names.append(sandboxes.add(session, row).id)
+        return names
+
+    return await world.services.works.db.write(fn)
+
+
+class Counted:
+    """What a look did."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.fits = 0
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
+    counted = Counted()
+    parse, fit = mapping.sandbox_of, batch.fit
+
+    def rows(row: object) -> Sandbox:
+        counted.rows += 1
+        return parse(row)  # type: ignore[arg-type]
+
+    def fits(*given: object) -> object:
+        counted.fits += 1
+        return fit(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        for module in (sandboxes, waiting):
+            patch.setattr(module, "sandbox_of", rows)
+        patch.setattr(batch, "fit", fits)
+        yield counted
+
+
+async def look_once(world: World) -> None:
+    """One look of the dispatcher, to its end."""
+    await world.services.works.rim.dispatcher._place()
+
+
+async def grown(world: World, node: FakeNode, slots: int) -> None:
+    """The node has so many slots from now on."""
+    node.total = FULL.model_copy(update={"cpus": 1000, "memory_mb": 1 << 20, "slots": slots})
+    await world.beat(node)
+
+
+@pytest.mark.parametrize("count", [300, 1200])
+async def test_a_look_that_finds_no_room_reads_one_row_a_shape(
+    here: World, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await here.join(total=FULL)
+    await crowd(here, count)
+    with counting(monkeypatch) as counted:
+        await look_once(here)
+    assert (counted.rows, counted.fits) == (len(SHAPES), len(SHAPES))
+    waits = await here.services.works.db.read(lambda session: sandboxes.get(session, f"s{count - 1:05}"))
+    assert waits is not None
+    assert "slots 0 of 1" in here.services.works.rim.dispatcher.reasons(waits)[0]
+
+
+@pytest.mark.parametrize("count", [300, 1200])
+async def test_a_look_costs_what_can_be_placed(here: World, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await here.join(total=FULL)
+    names = await crowd(here, count)
+    with counting(monkeypatch) as counted:
+        await grown(here, node, 5)
+        await here.until(names[4], S.RUNNING)
+    assert await here.state(names[5]) is S.PENDING, "the oldest come first, whatever their shape"
+    assert counted.rows < 100
+    assert counted.fits < 100
+
+
+async def test_all_get_their_turn_in_batches(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "BATCH", 7)
+    node = await here.join(total=FULL)
+    names = await crowd(here, 30)
+    await grown(here, node, 1000)
+    await asyncio.gather(*(here.until(name, S.RUNNING) for name in names))
+    assert sorted(entry[2] for entry in here.fleet.log) == names
+
+
+async def test_those_that_the_node_refused_hold_up_nobody_behind_them(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "BATCH", 2)
+    node = await here.join(total=FULL)
+    names = await crowd(here, 12)
+    here.fleet.fail("create", *[ApiError(ErrorCode.NODE_REFUSED, "not this one")] * 6)
+    await grown(here, node, 1000)
+    await asyncio.gather(*(here.until(name, S.RUNNING) for name in names[6:]))
+    refused = [name for name in names if await here.state(name) is S.PENDING]
+    assert len(refused) == 6
+    row = await here.services.works.db.read(lambda session: sandboxes.get(session, refused[0]))
+    assert row is not None
+    assert "refused it just now" in here.services.works.rim.dispatcher.reasons(row)[0]
+    await here.beat(node)
+    await asyncio.gather(*(here.until(name, S.RUNNING) for name in refused))
+
+
+async def test_what_waited_before_an_update_is_placed_like_the_others(here: World) -> None:
+    node = await here.join(total=FULL)
+    names = await crowd(here, 6)
+    await here.services.works.db.write(
+        lambda session: session.execute(text("UPDATE sandboxes SET want = 'alone/' || id"))
+    )
+    await grown(here, node, 4)
+    await here.until(names[3], S.RUNNING)
+    assert await here.state(names[4]) is S.PENDING
+
+
+async def test_no_row_is_touched_to_find_those_that_wait(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path)) as here:
+        asked: list[str] = []
+        engine = here.services.works.db._engine
+        event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
+        await here.services.works.db.read(lambda session: list(waiting.turns(session, "x", 5)))
+        await here.services.works.db.read(waiting.kinds)
+        queries = [query for query in asked if query.startswith("SELECT")]
+        assert len(queries) == 2
+
+        def explain(session: Session) -> list[str]:
+            run = session.connection().exec_driver_sql
+            return [str(run(f"EXPLAIN QUERY PLAN {query}", ("x",) * query.count("?")).all()) for query in queries]
+
+        for plan in await here.services.works.db.read(explain):
+            assert "COVERING INDEX ix_sandboxes_state" in plan
+            assert "TEMP B-TREE" not in plan
