@@ -53,10 +53,13 @@ class Pool:
 class Fleet:
     """Gateway and autoscaler over clouds."""
 
-    def __init__(self, directory: Path, gateway: GatewayProcess, operator: str, pools: list[Pool]) -> None:
-        self.gateway = gateway
+    def __init__(
+        self, directory: Path, gateway: GatewayProcess, operator: str, pools: list[Pool], host: str | None
+    ) -> None:
+        port = gateway.url.rpartition(":")[2]
+        self.url = f"http://127.0.0.1:{port}"
         self.operator = operator
-        self.client = GatewayClient(gateway.url, operator)
+        self.client = GatewayClient(self.url, operator)
         self._headers = {"Authorization": f"Bearer {operator}"}
         self._directory = directory
         self._config = directory / "autoscaler.toml"
@@ -66,7 +69,8 @@ class Fleet:
         token.write_text(operator)
         common: dict[str, object] = {
             "deployment": "test",
-            "gateway_url": gateway.url,
+            "gateway_url": self.url,
+            "node_gateway_url": f"http://{host or '127.0.0.1'}:{port}",
             "token_file": str(token),
             "state_dir": str(directory / "as"),
             "tick_seconds": 0.2,
@@ -103,12 +107,12 @@ class Fleet:
 
     def post(self, path: str, **body: object) -> requests.Response:
         """Any call with a body."""
-        return requests.post(f"{self.gateway.url}{path}", json=body, headers=self._headers, timeout=60)
+        return requests.post(f"{self.url}{path}", json=body, headers=self._headers, timeout=60)
 
     def create(self, name: str, **spec: object) -> str:
         """A sandbox that runs; the pool of its node."""
         answer = self.ask(name, **spec)
-        assert answer.status_code == 201, f"{answer.text}\n{self.log()}"
+        assert answer.status_code in (200, 201), f"{answer.text}\n{self.log()}"
         record = self.client.sandbox(name)
         assert record.state is SandboxState.RUNNING
         (pool,) = [node.pool for node in self.client.nodes() if node.id == record.node_id]
@@ -132,14 +136,26 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet_of(directory: Path, pools: list[Pool], bundle: Callable[[Path], None] | None = None) -> Iterator[Fleet]:
-    """A gateway with a bundle, and the settings of an autoscaler for these pools."""
+def fleet_of(
+    directory: Path, pools: list[Pool], *, bundle: Path | None = None, host: str | None = None
+) -> Iterator[Fleet]:
+    """A gateway with a bundle, and the settings of an autoscaler for these pools.
+
+    Args:
+        directory: for all that they keep.
+        pools: all of the fleet's.
+        bundle: what machines install; by default there is nothing in it.
+        host: address at which machines reach this one; by default they are on its loopback.
+    """
     state = directory / "gw"
     operator = new_token(state, "operator")
-    (bundle or empty_bundle)(state / "bundle")
-    quick = {"SANDBOXES_GATEWAY_HEARTBEAT_INTERVAL": str(HEARTBEAT)}
-    with gateway_process(state, environ=quick) as gateway:
-        yield Fleet(directory, gateway, operator, pools)
+    if bundle is None:
+        bundle = state / "bundle"
+        empty_bundle(bundle)
+    environ = {"HEARTBEAT_INTERVAL": str(HEARTBEAT), "BUNDLE_DIR": str(bundle)}
+    environ |= {"HOST": "0.0.0.0"} if host is not None else {}
+    with gateway_process(state, environ={f"SANDBOXES_GATEWAY_{key}": value for key, value in environ.items()}) as made:
+        yield Fleet(directory, made, operator, pools, host)
 
 
 def empty_bundle(directory: Path) -> None:
