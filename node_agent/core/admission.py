@@ -39,5 +39,5 @@ def refusal(*, total: Shape, held: Shape, wanted: Shape, draining: bool) -> str 
     short = wanted.shortfalls(free)
     if not short:
         return None
-    details = ", ".join(f"{name} {getattr(wanted, name):g} of {getattr(free, name):g} free" for name in short)
+    details = ", ".join(f"{name} {getattr(wanted, name):.15g} of {getattr(free, name):.15g} free" for name in short)
     return f"this node has no room: {details}"

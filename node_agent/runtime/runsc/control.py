@@ -6,8 +6,6 @@ against a throwaway sandbox, and the command line takes its place where the test
 
 import array
 import json
-import os
-import select
 import socket
 import struct
 import time
@@ -15,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from node_agent.host.waiting import readable
 
 DEFAULT_TIMEOUT: Final = 10.0
 _MAX_ANSWER: Final = 64 * 1024 * 1024
@@ -29,16 +29,22 @@ class ControlLostError(Exception):
 
 
 class Pending:
-    """A request whose answer is still to come; selectable."""
+    """A request whose answer is still to come; selectable.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: on which it was sent.
+        stays: whether the answer is only looked at, so that another holder of the connection can still read it.
+    """
+
+    def __init__(self, connection: socket.socket, *, stays: bool = False) -> None:
         connection.setblocking(False)
-        self._descriptor = connection.detach()
+        self._connection = connection
+        self._flags = socket.MSG_PEEK if stays else 0
         self._received = bytearray()
         self._early: Any = None  # an answer that came before anybody asked for it
 
     def fileno(self) -> int:
-        return self._descriptor
+        return self._connection.fileno()
 
     def take(self) -> tuple[bool, Any]:
         """Reads what has come, without blocking: ``(False, None)``, or ``(True, result)`` once it is whole.
@@ -51,17 +57,19 @@ class Pending:
             return True, self._early
         while True:
             try:
-                data = os.read(self._descriptor, 65536)
+                data = self._connection.recv(65536, self._flags)
             except BlockingIOError:
                 return False, None
             except OSError as error:
                 raise ControlLostError(str(error)) from error
             if not data:
                 raise ControlLostError("the sandbox ended before it answered")
-            self._received += data
+            self._received = bytearray(data) if self._flags else self._received + data
             answer = _parsed(self._received)
             if answer is not None:
                 return True, answer
+            if self._flags:  # gVisor writes an answer at once, and so short a one comes whole
+                raise ControlLostError("the sandbox ended in the middle of its answer")
 
     def refused(self, within: float) -> bool:
         """Whether an error comes within that many seconds; a good answer stays for `take`.
@@ -69,7 +77,7 @@ class Pending:
         Raises:
             ControlLostError: the sentry closed the connection.
         """
-        if not select.select([self._descriptor], [], [], within)[0]:
+        if not readable(self, within):
             return False
         try:
             whole, result = self.take()
@@ -81,7 +89,7 @@ class Pending:
 
     def close(self) -> None:
         """Gives the answer up."""
-        os.close(self._descriptor)
+        self._connection.close()
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,8 @@ class Control:
 
     def wait_first(self) -> Pending:
         """The wait status of the first process, to come."""
-        return self.begin("containerManager.Wait", self._container)
+        request = self._send("containerManager.Wait", self._container, (), DEFAULT_TIMEOUT)
+        return Pending(request, stays=True)
 
     def pause(self) -> None:
         """Freezes all tasks.  Calls nest: one more than `resume` leaves it frozen."""
@@ -209,14 +218,6 @@ class Control:
             return _receive(connection, method, timeout)
         finally:
             connection.close()
-
-    def begin(self, method: str, argument: Any) -> Pending:
-        """Sends a call whose answer may take long.
-
-        Raises:
-            ControlLostError: the sentry is not there.
-        """
-        return Pending(self._send(method, argument, (), DEFAULT_TIMEOUT))
 
     def _send(self, method: str, argument: Any, descriptors: Sequence[int], timeout: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -54,7 +54,7 @@ def judge(end: End, *, memory: Memory, disk_full: bool, ended_at: datetime) -> D
         detail = f"its first process ended with exit code {code} while its disk was full (disk_mb)"
         return Death(DeathReason.DISK_FULL, code, detail, ended_at)
     if code is None:
-        detail = "it ended while no node agent ran, so nobody saw with which exit code"
+        detail = "it ended while neither the node agent nor its keeper ran, so nobody saw with which exit code"
         return Death(DeathReason.EXITED, None, detail, ended_at)
     return Death(DeathReason.EXITED, code, f"its first process ended with exit code {code}", ended_at)
 

@@ -39,6 +39,7 @@ from node_agent.runtime.runsc import freezing, lifecycle, probing, sweeping
 from node_agent.runtime.runsc.control import ControlError, ControlLostError
 from node_agent.runtime.runsc.engine import Guard
 from node_agent.runtime.runsc.exec_start import not_running, start_exec
+from node_agent.runtime.runsc.keeping import Keeping
 from node_agent.runtime.runsc.layout import Layout, Places
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.rootfs import RootFileSystems
@@ -80,7 +81,8 @@ class RunscRuntime(SandboxRuntime):
         self._volumes = Volumes(self._layout.templates)
         self._networks = Networks(tag, pool)
         self._resolvers = tuple(resolvers)
-        self._supervisor = Supervisor(self._networks)
+        self._keeping = Keeping(tag)
+        self._supervisor = Supervisor(self._networks, self._keeping)
         self._slots = Slots()
         self._probing = threading.Lock()
         self._probed: probing.Outcome | None = None
@@ -176,7 +178,7 @@ class RunscRuntime(SandboxRuntime):
         earlier = self._load(places)
         keep = earlier is not None and earlier.leaves_workspace and places.volume.image.exists()
         try:
-            self._supervisor.forget(slot)
+            self._supervisor.forget(slot, places)
             if not keep:
                 lifecycle.erase(self._networks, places)  # of a delete or a create that a crash cut short
             else:
@@ -203,7 +205,7 @@ class RunscRuntime(SandboxRuntime):
         if not slot.lock.acquire(timeout=_DELETE_TIMEOUT):
             raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
         try:
-            self._supervisor.forget(slot)
+            self._supervisor.forget(slot, places)
             lifecycle.erase(self._networks, places)
         finally:
             slot.lock.release()
@@ -245,14 +247,14 @@ class RunscRuntime(SandboxRuntime):
         records = [record for record in map(self._load_by_id, self._ids()) if record is not None]
         owned = {record.sandbox_id: record for record in records}
         try:
-            return sweeping.sweep(self._layout, self._networks, self._roots, owned)
+            return sweeping.sweep(self._layout, self._networks, self._roots, self._keeping, owned)
         except (OSError, CommandError) as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"sweep: {error}") from error
 
     def close(self) -> None:
-        self._supervisor.close()
         if not self._ids():
             self.sweep()
+        self._supervisor.close()
 
     # -- freezing --------------------------------------------------------------------------------------------------
 
@@ -273,7 +275,7 @@ class RunscRuntime(SandboxRuntime):
             if record.state is EngineState.CHECKPOINTED:
                 return None
             freezing.refuse_live_execs(self._engine, places)
-            self._supervisor.forget(slot)
+            self._supervisor.forget(slot, places)
             try:
                 freezing.checkpoint(self._engine, places, record)
             except RuntimeFailure:

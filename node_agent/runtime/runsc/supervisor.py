@@ -2,13 +2,16 @@
 
 import logging
 import os
+import socket
 from datetime import UTC, datetime
+from functools import partial
 
 from node_agent.host.network import Networks
 from node_agent.runtime.base import Death, EngineState, RuntimeFailure
 from node_agent.runtime.runsc import freezing, launcher
-from node_agent.runtime.runsc.control import Pending
+from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
 from node_agent.runtime.runsc.death import End, Memory, judge
+from node_agent.runtime.runsc.keeping import Keeping
 from node_agent.runtime.runsc.layout import Places
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.slots import Slot
@@ -22,8 +25,9 @@ _ALIVE = (EngineState.RUNNING, EngineState.PAUSED)
 class Supervisor:
     """Knows when sandboxes end, and writes why."""
 
-    def __init__(self, networks: Networks) -> None:
+    def __init__(self, networks: Networks, keeping: Keeping) -> None:
         self._networks = networks
+        self._keeping = keeping
         self._watcher = Watcher()
 
     def adopt(self, slot: Slot, places: Places, record: Record) -> Record:
@@ -40,13 +44,33 @@ class Supervisor:
         if launcher.alive(places, record.sentry_pid):
             record = freezing.settle(places, record)
             with freezing.awake(places):
-                self.watch(slot, places, record)
+                self.watch(slot, places, record, self._kept(places))
                 if record.state is EngineState.PAUSED:
                     freezing.drain(places)
             return record
         if places.checkpoint.is_dir():
             return freezing.settle_checkpoint(places, record)
-        return self._bury(places, record, End())
+        return self._bury(places, record, self._end_meanwhile(places))
+
+    def _kept(self, places: Places) -> Pending | None:
+        """The wait status to come that an earlier life of this agent asked for."""
+        descriptor = self._keeping.take(places.sandbox_id)
+        return None if descriptor is None else Pending(socket.socket(fileno=descriptor), stays=True)
+
+    def _end_meanwhile(self, places: Places) -> End:
+        """How a sandbox ended while no agent ran."""
+        pending = self._kept(places)
+        if pending is None:
+            return End()
+        try:
+            _, status = pending.take()
+        except ControlError:
+            return End()
+        except ControlLostError:
+            status = None
+        finally:
+            pending.close()
+        return End(status, killed=status is None)  # a kernel that ends by itself answers first
 
     def watch(self, slot: Slot, places: Places, record: Record, pending: Pending | None = None) -> None:
         """Settles the sandbox when its first process or its kernel ends.  Under the slot's lock.
@@ -65,10 +89,25 @@ class Supervisor:
         def ended(end: End) -> None:
             self._ended(slot, places, generation, end)
 
-        slot.watch = self._watcher.add(places.control, handle, launcher.gofer_handle(places), ended, pending)
+        if pending is None:
+            pending = self._ask(places)
+        else:
+            self._keeping.keep(places.sandbox_id, pending.fileno())
+        gofer = launcher.gofer_handle(places)
+        slot.watch = self._watcher.add(partial(self._ask, places), handle, gofer, ended, pending)
 
-    def forget(self, slot: Slot) -> None:
+    def _ask(self, places: Places) -> Pending | None:
+        """The wait status of the first process, to come also when this agent goes; ``None`` where nobody is left."""
+        try:
+            pending = places.control.wait_first()
+        except ControlLostError:
+            return None
+        self._keeping.keep(places.sandbox_id, pending.fileno())
+        return pending
+
+    def forget(self, slot: Slot, places: Places) -> None:
         """Watches no longer.  Under the slot's lock."""
+        self._keeping.drop(places.sandbox_id)
         if slot.watch is not None:
             self._watcher.drop(slot.watch)
             slot.watch = None
@@ -76,6 +115,7 @@ class Supervisor:
     def close(self) -> None:
         """Ends the watching of everything."""
         self._watcher.stop()
+        self._keeping.close()
 
     def _ended(self, slot: Slot, places: Places, generation: int, end: End) -> None:
         with slot.lock:
@@ -105,6 +145,7 @@ class Supervisor:
         launcher.forget_files(places)
         record = record.but(state=EngineState.DEAD, death=death, net=None, sentry_pid=None)
         record.save(places.directory)
+        self._keeping.drop(places.sandbox_id)
         return record
 
     def _judge(self, places: Places, end: End) -> Death:

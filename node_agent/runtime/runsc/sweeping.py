@@ -9,12 +9,15 @@ from node_agent.host import cgroup, loop, mounts, tools
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.network import Networks
 from node_agent.runtime.runsc import launcher
+from node_agent.runtime.runsc.keeping import Keeping
 from node_agent.runtime.runsc.layout import Layout
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.rootfs import RootFileSystems
 
 
-def sweep(layout: Layout, networks: Networks, roots: RootFileSystems, owned: dict[str, Record]) -> list[str]:
+def sweep(
+    layout: Layout, networks: Networks, roots: RootFileSystems, keeping: Keeping, owned: dict[str, Record]
+) -> list[str]:
     """Removes everything of this node but the sandboxes in ``owned``; a sentence for each thing removed.
 
     Raises:
@@ -24,6 +27,7 @@ def sweep(layout: Layout, networks: Networks, roots: RootFileSystems, owned: dic
     gone: list[str] = []
     for sandbox_id in sorted(_orphans(layout) | cgroup.names(layout.tag)):
         if sandbox_id not in owned:
+            keeping.drop(sandbox_id)
             gone += _remove(layout, sandbox_id)
     gone += [f"loop device {name}" for name in loop.detach_below(layout.sandboxes, keep=owned)]
     gone += networks.sweep({record.net.namespace for record in owned.values() if record.net})

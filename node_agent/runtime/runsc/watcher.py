@@ -1,31 +1,32 @@
 """One thread that learns of the end of every sandbox's first process, without asking again and again."""
 
-import contextlib
 import os
 import selectors
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from node_agent.host.waiting import readable
-from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, Pending
+from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
 from node_agent.runtime.runsc.death import End
 
 OnEnd = Callable[[End], None]
+Ask = Callable[[], Pending | None]
 
 
 @dataclass(eq=False)
 class Watch:
     """One watched sandbox."""
 
-    control: Control
+    ask: Ask
     pending: Pending | None
     sentry: int
     gofer: int | None
     on_end: OnEnd
     closed: bool = False
     asked_again: bool = False
-    killed: bool = False
+    lost: bool = False
 
 
 class Watcher:
@@ -40,20 +41,17 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def add(self, control: Control, sentry: int, gofer: int | None, on_end: OnEnd, pending: Pending | None) -> Watch:
+    def add(self, ask: Ask, sentry: int, gofer: int | None, on_end: OnEnd, pending: Pending | None) -> Watch:
         """Calls ``on_end`` once, from a thread of its own, when the first process or the whole sandbox ends.
 
         Args:
-            control: of the sandbox.
+            ask: asks the sandbox for the wait status of its first process.
             sentry: pidfd of its kernel; it belongs to the watcher from here on.
             gofer: pidfd of its file server, likewise; ``None`` where it is gone already.
             on_end: what to call.
-            pending: the wait status to come, where it was asked for already.
+            pending: the wait status to come; ``None`` where it could not be asked for.
         """
-        if pending is None:
-            with contextlib.suppress(ControlLostError):
-                pending = control.wait_first()
-        watch = Watch(control, pending, sentry, gofer, on_end)
+        watch = Watch(ask, pending, sentry, gofer, on_end)
         with self._lock:
             self._added.append(watch)
             if self._thread is None:
@@ -70,13 +68,20 @@ class Watcher:
         os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """Ends the thread.  Idempotent."""
+        """Ends the thread and frees what it watches.  Idempotent; nothing may be called afterwards."""
         with self._lock:
+            if self._stopping:
+                return
             self._stopping = True
             thread = self._thread
         os.eventfd_write(self._wake, 1)
         if thread is not None:
             thread.join()
+        self._take_in()
+        for watch in {key.data for key in self._selector.get_map().values() if isinstance(key.data, Watch)}:
+            self._forget(watch)
+        self._selector.close()
+        os.close(self._wake)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -98,19 +103,20 @@ class Watcher:
             self._forget(watch)
 
     def _look_at(self, watch: Watch) -> None:
+        self._look_at_gofer(watch)
+        ended = readable(watch.sentry, 0)  # before the answer: after its end there is all that it said
         status = self._answer(watch)
-        ended = readable(watch.sentry, 0)
         if status is None and not ended:
-            self._look_at_gofer(watch)
             return
+        # A kernel that ends by itself answers first; one whose file server is killed kills its processes, and tells.
+        unanswered = watch.lost or watch.pending is not None
+        killed = unanswered if status is None else watch.gofer is None and status == signal.SIGKILL
         self._forget(watch)
-        end = End(status, watch.killed)
+        end = End(status, killed)
         threading.Thread(target=watch.on_end, args=(end,), name="sandbox-end", daemon=True).start()
 
     def _look_at_gofer(self, watch: Watch) -> None:
-        """A file server that ends before the kernel that it serves was killed; the kernel then ends its processes."""
         if watch.gofer is not None and readable(watch.gofer, 0):
-            watch.killed = True
             self._selector.unregister(watch.gofer)
             os.close(watch.gofer)
             watch.gofer = None
@@ -126,7 +132,7 @@ class Watcher:
             watch.pending.close()
             watch.pending = None
             if isinstance(error, ControlLostError):
-                watch.killed = True  # a kernel that ends by itself answers first
+                watch.lost = True
             elif not watch.asked_again:
                 # Asked before the first process began, and refused late: it has begun by now.
                 self._ask_again(watch)
@@ -135,8 +141,8 @@ class Watcher:
 
     def _ask_again(self, watch: Watch) -> None:
         watch.asked_again = True
-        with contextlib.suppress(ControlLostError):
-            watch.pending = watch.control.wait_first()
+        watch.pending = watch.ask()
+        if watch.pending is not None:
             self._selector.register(watch.pending, selectors.EVENT_READ, watch)
 
     def _forget(self, watch: Watch) -> None:

@@ -1,8 +1,11 @@
 """A process of the engine that somebody kills on the host: noticed, told with its reason, and nothing is left."""
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +13,9 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.host import mounts
 from node_agent.host.cgroup import Cgroup
+from node_agent.host.waiting import readable
 from node_agent.runtime.base import EngineState, RuntimeFailure
-from tests.contract.runtime.lab import Box, Lab, in_thread, read_all, read_until
+from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_all, read_until
 from tests.contract.runtime.marks import runsc_only
 
 
@@ -49,10 +53,64 @@ def test_paused_sandbox_that_is_killed_is_dead_when_it_is_to_go_on(lab: Lab) -> 
         _nothing_runs(lab, box)
 
 
+@contextlib.contextmanager
+def _without_agent(lab: Lab, **fields: Any) -> Iterator[Box]:
+    """A sandbox whose agent has gone; nobody watches it until somebody asks for it."""
+    order = lab.order(**fields)
+    first = lab.reopen()
+    first.create(order)
+    first.close()
+    try:
+        yield Box(lab, order)
+    finally:
+        lab.runtime.delete(order.sandbox_id)
+
+
+@runsc_only
+def test_exit_code_of_a_sandbox_that_ends_while_no_agent_runs(lab: Lab) -> None:
+    with _without_agent(lab, command=["sh", "-c", f"{UNTIL_GO}; exit 7"]) as box:
+        handle = os.pidfd_open(_pid(box, "runsc-sandbox"))
+        box.go()
+        assert readable(handle, 30)
+        os.close(handle)
+
+        death = lab.found(box.id).death  # type: ignore[union-attr]
+
+        assert death is not None
+        assert (death.reason, death.exit_code) == (DeathReason.EXITED, 7)
+
+
+@runsc_only
+@pytest.mark.parametrize("paused", [False, True])
+def test_sandbox_that_is_killed_while_no_agent_runs(lab: Lab, paused: bool) -> None:
+    with _without_agent(lab) as box:
+        if paused:
+            second = lab.reopen()
+            second.pause(box.id)
+            second.close()
+        handle = os.pidfd_open(_pid(box, "runsc-sandbox"))
+        _kill(box, "runsc-sandbox")
+        if paused:
+            Cgroup(lab.tag, box.id).thaw()
+        assert readable(handle, 30)
+        os.close(handle)
+
+        death = lab.found(box.id).death  # type: ignore[union-attr]
+
+        assert death is not None
+        assert (death.reason, death.exit_code) == (DeathReason.EVICTED, None)
+        _nothing_runs(lab, box)
+
+
 def _kill(box: Box, name: str) -> None:
+    os.kill(_pid(box, name), signal.SIGKILL)
+
+
+def _pid(box: Box, name: str) -> int:
+    """The host's number of the one process of that name that serves the sandbox."""
     pids = Cgroup(box.lab.tag, box.id).pids()
     (pid,) = [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name.encode())]
-    os.kill(pid, signal.SIGKILL)
+    return pid
 
 
 def _nothing_runs(lab: Lab, box: Box) -> None:

@@ -127,7 +127,7 @@ def test_sandbox_whose_kernel_is_killed_is_dead_and_leaves_its_workspace(bench: 
     bench.run("killed", "echo kept >/workspace/file")
     bench.runtime._layout.places("killed").cgroup.kill()
 
-    assert bench.runtime.wait("killed").reason is DeathReason.EXITED
+    assert bench.runtime.wait("killed").reason is DeathReason.EVICTED
     assert bench.runtime.create(bench.order("killed", generation=2)).state is EngineState.RUNNING
     assert bench.run("killed", "cat /workspace/file") == (Exit(0), b"kept\n")
 

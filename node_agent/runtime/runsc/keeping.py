@@ -1,0 +1,137 @@
+"""This agent's side of the `keeper`: connections that have to outlive it."""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from node_agent.runtime.runsc import keeper
+from node_agent.runtime.runsc.keeper import Verb
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT: Final = 5.0  # it answers at once, or something is wrong with it
+
+
+class Keeping:
+    """Hands descriptors to the keeper of one node and gets them back.  Safe from any thread.
+
+    Without a keeper nothing fails: what would have been kept is lost with this process, and the log says so.
+
+    Args:
+        tag: of the node; stands in the keeper's command line and in the name of its socket.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._path = Path("/run") / f"sandbox-{tag}-keeper"
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._pid: int | None = None
+        self._closed = False
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Keeps a copy of ``descriptor``; starts the keeper where none runs."""
+        with self._talking(start=True) as connection:
+            if connection is not None:
+                socket.send_fds(connection, [_packet(Verb.KEEP, name)], [descriptor])
+
+    def take(self, name: str) -> int | None:
+        """A copy of what is kept under ``name``; ``None`` where nothing is."""
+        descriptors: list[int] = []
+        with self._talking() as connection:
+            if connection is not None:
+                connection.send(_packet(Verb.TAKE, name))
+                _, descriptors, _, _ = socket.recv_fds(connection, keeper.MAX_REQUEST, 1)
+        return descriptors[0] if descriptors else None
+
+    def drop(self, name: str) -> None:
+        """Keeps it no longer.  Idempotent."""
+        with self._talking() as connection:
+            if connection is not None:
+                connection.send(_packet(Verb.DROP, name))
+
+    def close(self) -> None:
+        """Leaves: from now on nothing is kept, dropped or taken.  A keeper that holds nothing has ended on return."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            if connection is None:
+                return
+            with connection, contextlib.suppress(OSError):  # it is gone already
+                connection.send(_packet(Verb.LEAVE, ""))
+                ends = connection.recv(keeper.MAX_REQUEST) == keeper.YES
+                connection.shutdown(socket.SHUT_WR)
+                if ends:
+                    connection.recv(keeper.MAX_REQUEST)
+                    self.reap()
+
+    def reap(self) -> None:
+        """Takes the exit status of the keeper that this object started and that is about to end."""
+        if self._pid is not None:
+            with contextlib.suppress(ChildProcessError):  # it was taken already
+                os.waitpid(self._pid, 0)
+            self._pid = None
+
+    @contextlib.contextmanager
+    def _talking(self, *, start: bool = False) -> Iterator[socket.socket | None]:
+        """The connection, for one request; ``None`` after `close`, and where none runs and none is to be started."""
+        with self._lock:
+            try:
+                if self._connection is None and not self._closed:
+                    self._connection = self._connect() or (self._begin() if start else None)
+                yield self._connection
+            except OSError as error:
+                log.warning(
+                    "exit codes of sandboxes that end while no agent runs may be lost: the keeper failed: %s", error
+                )
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+
+    def _connect(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.settimeout(_TIMEOUT)
+        try:
+            connection.connect(str(self._path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _begin(self) -> socket.socket:
+        """A connection to a new keeper.  It is made before the keeper starts, so that there is nothing to wait for."""
+        self._path.unlink(missing_ok=True)
+        with contextlib.ExitStack() as undo, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            connection.settimeout(_TIMEOUT)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+            connection.connect(str(self._path))
+            # Not by `subprocess`, which expects that its processes end before their parent.
+            self._pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", keeper.__file__, self._tag, str(self._path)],
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, listener.fileno(), 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+            )
+            undo.pop_all()
+            return connection
+
+
+def _packet(verb: Verb, name: str) -> bytes:
+    return f"{verb} {name}".encode()
