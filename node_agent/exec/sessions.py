@@ -246,7 +246,12 @@ class Sessions:
             self._background(_kill, runner.session.id, process.kill)
 
     def _background(self, call: Callable[..., None], *arguments: object) -> None:
-        self._executor.submit(call, *arguments).add_done_callback(_log_failure)
+        try:
+            future = self._executor.submit(call, *arguments)
+        except RuntimeError:
+            log.debug("the agent is going down; work on a session is left to its next start")
+            return
+        future.add_done_callback(_log_failure)
 
     def _give_up(self, runner: Runner, result: outcome.Outcome) -> None:
         if runner.session.running:

@@ -1,5 +1,6 @@
 """The node's bond with its gateway: registration, heartbeats, and what survives a restart."""
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.nodes import HeartbeatAnswer, Removal
 from gateway.wire.states import DeathReason
+from node_agent.host.waiting import readable
 from tests.fakes.node import FakeGateway, NodeUnderTest, served
 from tests.fakes.runtime import FakeRuntime
 
@@ -223,6 +225,11 @@ def test_cleanup_on_exit_leaves_nothing(root: Path) -> None:
         session = node.exec("a", ["sleep", "60"], wait=0).json()["session"]["id"]
         assert node.events(session)["events"]  # it has begun
     assert node.runtime.found() == []
+    for pid in node.runtime._pids("a"):  # killed already, and perhaps not gone yet
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            assert readable(handle, 10)
+            os.close(handle)
     assert node.runtime._pids("a") == []
 
 
