@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from gateway.cli.failure import CommandFailed
 
@@ -66,8 +66,8 @@ class Layout:
         """Held by the `sandboxes up` that runs here."""
         return self.root / "up.lock"
 
-    def make(self) -> None:
-        """Makes the directories, closed to others.
+    def make(self) -> bool:
+        """Makes the directories, closed to others; whether the state directory itself is new.
 
         Raises:
             CommandFailed: the path is too long, or the disk or its rights do not allow it.
@@ -77,12 +77,37 @@ class Layout:
                 f"the state directory {self.root} is longer than {LONGEST_ROOT} bytes, and Unix sockets below it would"
                 " not fit into what Linux allows; choose a shorter one with --state-dir"
             )
+        is_new = not self.root.exists()
         try:
             for path in (self.root, self.gateway, self.autoscaler, self.instances, self.tokens, self.logs):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.root.chmod(0o700)
         except OSError as error:
             raise CommandFailed(f"cannot make {self.root}: {error.strerror or error}") from error
+        return is_new
+
+    def unmake(self) -> None:
+        """Removes the directories where nothing has come into them; the caller holds the lock and made the root."""
+        found = sorted(self.root.rglob("*"), reverse=True)
+        if any(path != self.lock and not path.is_dir() for path in found):
+            return
+        for path in found:
+            if path != self.lock:
+                path.rmdir()
+        self.lock.unlink()
+        self.root.rmdir()
+
+
+def open_log(path: Path) -> BinaryIO:
+    """A log to append to; only its owner can read it.
+
+    Raises:
+        CommandFailed: it cannot be opened.
+    """
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
+    except OSError as error:
+        raise CommandFailed(f"cannot open {path}: {error.strerror or error}") from error
 
 
 def write_private(path: Path, text: str) -> None:
@@ -124,6 +149,8 @@ def held(lock: Path) -> Iterator[None]:
                 f"another 'sandboxes up' (process {owner}) runs over {lock.parent};"
                 " end it first, or choose another directory with --state-dir"
             ) from error
+        if not lock.exists() or not os.path.samestat(lock.stat(), os.fstat(descriptor)):
+            raise CommandFailed(f"{lock.parent} was removed a moment ago; run this again")
         os.ftruncate(descriptor, 0)
         # The number is for people; on a full disk the lock holds without it.
         with contextlib.suppress(OSError):

@@ -118,7 +118,12 @@ class Stack:
             rows = TypeAdapter(list[Check]).validate_json(answer)
         except ValidationError as error:
             raise CommandFailed("'sandboxes doctor --json' did not answer with rows; run it to see why") from error
-        errors = [f"{row.name}: {row.found}; cure: {row.cure}" for row in rows if row.verdict is Verdict.ERROR]
+        # What a machine of one role may lack, the whole service needs.
+        errors = [
+            f"{row.name}: {row.found}; cure: {row.cure}"
+            for row in rows
+            if row.verdict is Verdict.ERROR or (row.name.endswith("packages") and row.verdict is not Verdict.OK)
+        ]
         if errors:
             raise CommandFailed(" | ".join(errors))
 

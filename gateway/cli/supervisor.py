@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from gateway.cli.failure import CommandFailed
+from gateway.cli.layout import open_log
 
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
@@ -170,7 +171,7 @@ class Supervisor:
         child = running.child
         child.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         guard = ["setpriv", "--pdeathsig", "KILL", "--"] if child.dies_with_us else []
-        with child.log.open("ab") as log:
+        with open_log(child.log) as log:
             try:
                 process = subprocess.Popen(
                     [*guard, *child.argv],
@@ -223,7 +224,10 @@ def trim(log: Path) -> None:
     try:
         if log.stat().st_size <= LOG_BYTES:
             return
-        log.with_name(log.name + ".1").write_bytes(log.read_bytes()[-LOG_BYTES:])
+        earlier = log.with_name(log.name + ".1")
+        earlier.unlink(missing_ok=True)
+        with open_log(earlier) as file:
+            file.write(log.read_bytes()[-LOG_BYTES:])
         os.truncate(log, 0)  # the child appends, so it goes on at the new end
     except FileNotFoundError:
         return

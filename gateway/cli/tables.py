@@ -74,7 +74,7 @@ def nodes(records: Iterable[NodeRecord]) -> Table:
 
 def mebibytes(amount: int) -> str:
     """MiB in a short form: 512M, 2G, 1.5G."""
-    return f"{amount}M" if amount < 1024 else f"{amount / 1024:.3g}G"
+    return f"{amount}M" if amount < 1024 else f"{amount / 1024:.1f}".removesuffix(".0") + "G"
 
 
 def age(moment: datetime) -> str:

@@ -55,7 +55,7 @@ def up(
     After a SIGKILL the next start takes over what is still there.
     """
     layout = Layout(state_dir.absolute())
-    layout.make()
+    is_new = layout.make()
     with held(layout.lock):
         stack = Stack(layout, port, say)
         try:
@@ -65,6 +65,8 @@ def up(
             stack.wait()
         finally:
             problems = stack.end()
+            if is_new:
+                layout.unmake()  # a start that failed at once leaves nothing
         if problems:
             raise CommandFailed(f"not everything could be ended: {'; '.join(problems)}")
         say("everything has ended")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import LONGEST_ROOT, Layout, held, write_private
+from gateway.cli.layout import LONGEST_ROOT, Layout, held, open_log, write_private
 
 
 def test_its_directories_are_closed_to_others(short: Path) -> None:
@@ -26,6 +26,34 @@ def test_the_socket_below_the_longest_root_fits_into_linux(short: Path) -> None:
 def test_a_longer_root_is_refused(short: Path) -> None:
     with pytest.raises(CommandFailed, match="shorter one with --state-dir"):
         Layout(short / ("x" * LONGEST_ROOT)).make()
+
+
+def test_a_start_that_failed_at_once_leaves_nothing(short: Path) -> None:
+    layout = Layout(short / "state")
+    assert layout.make()
+    with held(layout.lock):
+        layout.unmake()
+    assert not layout.root.exists()
+
+
+def test_what_has_come_into_the_directories_stays(short: Path) -> None:
+    layout = Layout(short / "state")
+    layout.make()
+    (layout.logs / "docker.log").write_text("why it failed")
+    with held(layout.lock):
+        layout.unmake()
+    assert (layout.logs / "docker.log").exists() and layout.tokens.exists()
+    assert not layout.make()
+
+
+def test_a_log_is_closed_to_others_and_goes_on_at_its_end(tmp_path: Path) -> None:
+    for word in (b"one ", b"two"):
+        with open_log(tmp_path / "log") as file:
+            file.write(word)
+    assert (tmp_path / "log").read_bytes() == b"one two"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(CommandFailed, match="cannot open"):
+        open_log(tmp_path / "none" / "log")
 
 
 def test_a_private_file_is_replaced_in_one_step(tmp_path: Path) -> None:

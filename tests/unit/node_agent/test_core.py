@@ -26,6 +26,14 @@ def test_refuses_and_names_what_is_short() -> None:
     assert sentence == "this node has no room: memory_mb 400 of 200 free, slots 1 of 0 free"
 
 
+def test_large_numbers_are_written_out() -> None:
+    wanted = Shape(cpus=0.1 + 0.2, memory_mb=10_000_000, disk_mb=1, slots=1)
+    sentence = refusal(
+        total=Shape(cpus=0.25, memory_mb=9_999_999, disk_mb=1, slots=1), held=Shape(), wanted=wanted, draining=False
+    )
+    assert sentence == "this node has no room: cpus 0.3 of 0.25 free, memory_mb 10000000 of 9999999 free"
+
+
 @pytest.mark.parametrize(
     ("free", "was_short", "short"), [(100, False, False), (99, False, True), (199, True, True), (200, True, False)]
 )
