@@ -21,7 +21,7 @@ from autoscaler.bootstrap import ucloud_init_script
 from autoscaler.clock import Clock
 from autoscaler.core import money
 from autoscaler.reconcile import Report
-from autoscaler.settings import SettingsError, load_settings
+from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
 from autoscaler.simulator.cli import simulate
 from gateway.wire.checks import Check, Verdict
 from providers import registry
@@ -46,7 +46,7 @@ def run(
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL)  # the daemon's listeners tell
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _sentences():
-        main.run(load_settings(config), os.environ, execute=execute)
+        main.run(_settings(config), os.environ, execute=execute)
 
 
 @app.command("init-script")
@@ -58,23 +58,28 @@ def init_script() -> None:
 @app.command()
 def plan(config: Config = None, as_json: AsJson = False) -> None:
     """Show what the next tick would do, without doing it."""
-    with _sentences(), main.assembled(load_settings(config), os.environ, execute=False) as parts:
+    with _sentences(), main.assembled(_settings(config), os.environ, once=True) as parts:
         report = parts.reconciler.look()
     if as_json:
         _json(_report(report))
-        return
-    _show(("found", "reason"), [_words(finding) for finding in report.findings])
-    _show(("action", "reason"), [_words(action) for action in report.plan.actions])
-    _show(("not done", "reason"), [(wait.subject, wait.reason) for wait in report.plan.waits])
+    else:
+        _show(("found", "reason"), [_words(finding) for finding in report.findings])
+        _show(("action", "reason"), [_words(action) for action in report.plan.actions], "nothing to do")
+        _show(("not done", "reason"), [(wait.subject, wait.reason) for wait in report.plan.waits])
+    if report.world.nodes is None:
+        typer.echo(
+            "error: the gateway cannot be asked, so this is no whole plan; see gateway_url and token_file", err=True
+        )
+        raise typer.Exit(1)
 
 
 @app.command()
 def status(config: Config = None, as_json: AsJson = False) -> None:
     """Show every instance that is not gone, and what is held back."""
     with _sentences():
-        settings = load_settings(config)
+        settings = _settings(config)
         main.check_pools(settings, os.environ)
-        journal = main.open_journal(settings)
+        journal = main.read_journal(settings)
         try:
             intents, backoffs = journal.open_intents(), list(journal.backoffs().values())
         finally:
@@ -86,7 +91,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         return
     typer.echo(f"running: {owner or 'no'}")
     rows = [(i.name, i.pool, i.state.value, _time(i.changed_at), str(i.offer), i.detail) for i in intents]
-    _show(("instance", "pool", "state", "since", "offer", "detail"), rows)
+    _show(("instance", "pool", "state", "since", "offer", "detail"), rows, "no instances")
     _show(("held back", "until", "reason"), [(each.key, _time(each.until), each.reason) for each in held])
 
 
@@ -98,7 +103,7 @@ def events(
 ) -> None:
     """Show what happened last."""
     with _sentences():
-        journal = main.open_journal(load_settings(config))
+        journal = main.read_journal(_settings(config))
         try:
             found = journal.events(limit)
         finally:
@@ -106,7 +111,8 @@ def events(
     if as_json:
         _json(found)
         return
-    _show(("time", "subject", "event", "detail"), [(_time(e.at), e.subject, e.kind, e.detail) for e in found])
+    rows = [(_time(e.at), e.subject, e.kind, e.detail) for e in found]
+    _show(("time", "subject", "event", "detail"), rows, "nothing has happened yet")
 
 
 @app.command()
@@ -114,9 +120,9 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     """Show the pools of the settings, how many instances each has, and what they cost."""
     now = Clock().now()
     with _sentences():
-        settings = load_settings(config)
+        settings = _settings(config)
         main.check_pools(settings, os.environ)
-        journal = main.open_journal(settings)
+        journal = main.read_journal(settings)
         try:
             intents, spent = journal.open_intents(), journal.spent(now)
         finally:
@@ -160,7 +166,7 @@ def release_fleet(
     The autoscaler must not run.
     """
     with _sentences():
-        settings = load_settings(config)
+        settings = _settings(config)
         with main.locked(settings):
             left = main.give_up(settings, os.environ, within)
     for sentence in left:
@@ -197,6 +203,16 @@ def _sentences() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
+def _settings(config: Path | None) -> AutoscalerSettings:
+    """The settings; who forgot to name their file is told."""
+    try:
+        return load_settings(config)
+    except SettingsError as error:
+        if config is not None:
+            raise
+        raise SettingsError(f"{error}; name the settings file with --config") from error
+
+
 def _report(report: Report) -> dict[str, Any]:
     return {
         "findings": [_kind(finding) for finding in report.findings],
@@ -227,9 +243,12 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _show(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "") -> None:
+    """A table; in place of one without rows the word for that, if it has one."""
     listed = list(rows)
     if not listed:
+        if empty:
+            typer.echo(empty)
         return
     table = Table(*columns, box=None, pad_edge=False)
     for row in listed:

@@ -45,13 +45,16 @@ class Parts:
 
 
 @contextlib.contextmanager
-def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bool) -> Iterator[Parts]:
+def assembled(
+    settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bool = False, once: bool = False
+) -> Iterator[Parts]:
     """All parts of one autoscaler; the journal is closed at the end.
 
     Args:
         settings: what to run.
         environ: where providers look up secrets that their settings name.
         execute: whether it may change anything.
+        once: it is for one look, beside one that may run: at a copy of the journal, and with what is there at once.
 
     Raises:
         StartError: the token, a provider or the journal cannot be used, or a pool could never work.
@@ -65,7 +68,7 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
     except BootstrapError as error:
         raise StartError(str(error)) from error
     clock = Clock()
-    journal = open_journal(settings)
+    journal = read_journal(settings) if once else open_journal(settings)
     lanes = Threads()
     try:
         guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped, Anchor(settings.state_dir / ANCHOR))
@@ -77,7 +80,7 @@ def assembled(settings: AutoscalerSettings, environ: Mapping[str, str], *, execu
                 clock,
                 guard,
                 policy=policy,
-                pace=Pace(settings.heartbeat_seconds, settings.list_seconds),
+                pace=Pace(0.0 if once else settings.heartbeat_seconds, settings.list_seconds),
             ),
             journal=journal,
             gateway=gateway,
@@ -196,11 +199,24 @@ def open_journal(settings: AutoscalerSettings) -> Journal:
         raise StartError(str(error)) from error
 
 
+def read_journal(settings: AutoscalerSettings) -> Journal:
+    """The journal of the settings for who only looks; where there is none yet, an empty one.
+
+    Raises:
+        StartError: it cannot be read.
+    """
+    try:
+        return Journal.open_copy(settings.url)
+    except (JournalError, OSError) as error:
+        raise StartError(str(error)) from error
+
+
 def _token(settings: AutoscalerSettings) -> str:
     try:
         token = settings.token_file.read_text().strip()
     except OSError as error:
-        raise StartError(f"token_file: {error}") from error
+        why = f"{settings.token_file}: {error.strerror}; put an operator token into it"
+        raise StartError(f"token_file: {why}") from error
     if not token:
         raise StartError(f"token_file: {settings.token_file} is empty; put an operator token into it")
     return token

@@ -313,7 +313,8 @@ def load_settings(config: Path | None = None, environ: Mapping[str, str] | None 
         try:
             values.update(tomllib.loads(config.read_text()))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise SettingsError(f"configuration file {config}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise SettingsError(f"configuration file {config}: {why}") from error
     for name, value in (os.environ if environ is None else environ).items():
         if name.startswith(ENV_PREFIX):
             values[name.removeprefix(ENV_PREFIX).lower()] = value

@@ -1,5 +1,8 @@
 """The database: its engine, its pragmas and its migrations."""
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,7 +11,9 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.pool import StaticPool
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_SECONDS: Final = 10
@@ -24,20 +29,63 @@ def open_engine(url: str) -> Engine:
     Raises:
         JournalError: it cannot be opened, or a newer version of this program wrote it.
     """
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    try:
+    if (path := _file(url)) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _sentences(url):
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS} if url.startswith("sqlite") else {})
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _set_up)
             event.listen(engine, "begin", _begin)
         with engine.begin() as connection:
             _migrate(connection)
-    except DatabaseError as error:
-        raise JournalError(
-            f"the journal {url} cannot be opened: {error.orig or error}; check the path and disk"
-        ) from error
     return engine
+
+
+def open_copy(url: str) -> Engine:
+    """A journal to look at, which stays as it is: one in a file is copied into memory, and a missing one is empty.
+
+    Raises:
+        JournalError: it cannot be read, or another version of this program wrote it.
+    """
+    path = _file(url)
+    with _sentences(url):
+        if path is None:
+            engine = create_engine(url)
+            with engine.connect() as connection:
+                _check(connection)
+            return engine
+        engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+        event.listen(engine, "connect", _set_up)
+        if path.exists():
+            with contextlib.closing(_reading(path)) as source:
+                source.backup(engine.raw_connection().driver_connection)  # type: ignore[arg-type]  # it is sqlite3's
+        with engine.begin() as connection:
+            _migrate(connection)
+    return engine
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+
+
+def _file(url: str) -> Path | None:
+    return Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+
+
+@contextlib.contextmanager
+def _sentences(url: str) -> Iterator[None]:
+    """What a database, its driver or its address has to say, as one sentence without the password."""
+    try:
+        yield
+    except (ArgumentError, ImportError) as error:
+        raise JournalError(
+            f"database_url: {error}; sqlite:///PATH and postgresql+psycopg://USER@HOST/NAME can be used"
+        ) from error
+    except (DatabaseError, sqlite3.Error) as error:
+        shown = make_url(url).render_as_string(hide_password=True)
+        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        cure = "check the path and disk" if _file(url) is not None else "check the server and its address"
+        raise JournalError(f"the journal {shown} cannot be opened: {said}; {cure}") from error
 
 
 def _set_up(connection: Any, _record: Any) -> None:
@@ -55,13 +103,32 @@ def _begin(connection: Connection) -> None:
 
 
 def _migrate(connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.attributes["connection"] = connection
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    _revision(connection)
+    command.upgrade(_config(connection), "head")
+
+
+def _check(connection: Connection) -> None:
+    """The schema is this version's."""
+    current = _revision(connection)
+    if current != ScriptDirectory.from_config(_config(connection)).get_current_head():
+        raise JournalError(
+            f"the journal has schema {current or 'none'}, which is not this version's;"
+            " the autoscaler brings it up to date when it starts"
+        )
+
+
+def _revision(connection: Connection) -> str | None:
+    known = {script.revision for script in ScriptDirectory.from_config(_config(connection)).walk_revisions()}
     current = MigrationContext.configure(connection).get_current_revision()
     if current is not None and current not in known:
         raise JournalError(
             f"the journal has schema {current}, which this version does not know; install the version that wrote it"
         )
-    command.upgrade(config, "head")
+    return current
+
+
+def _config(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    return config

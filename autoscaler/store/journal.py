@@ -12,7 +12,7 @@ from autoscaler.core import backoff, money
 from autoscaler.core.lifecycle import IntentState, next_state
 from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
 from autoscaler.core.settle import extended, moved, started
-from autoscaler.store.db import open_engine
+from autoscaler.store.db import open_copy, open_engine
 from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
 from gateway.wire.resources import Shape
 
@@ -45,6 +45,15 @@ class Journal:
             JournalError: it cannot be used.
         """
         return cls(open_engine(url))
+
+    @classmethod
+    def open_copy(cls, url: str) -> "Journal":
+        """The journal at a SQLAlchemy URL to look at; nothing is made or brought up to date there.
+
+        Raises:
+            JournalError: it cannot be read.
+        """
+        return cls(open_copy(url))
 
     @property
     def engine(self) -> Engine:

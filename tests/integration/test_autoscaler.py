@@ -262,3 +262,6 @@ def test_status_and_pools_tell_what_is_there(scaled: Scaled) -> None:
     assert "process" in status["running"]
     assert "1 of 1–2" in scaled.command("pools").stdout
     assert json.loads(scaled.command("pools", "--json").stdout)[0]["instances"] == 1
+    plan = scaled.command("plan")
+    assert (plan.returncode, plan.stdout) == (0, "nothing to do\n"), "it is seen as it is, and not as at a start"
+    assert "has registered" in scaled.command("events").stdout

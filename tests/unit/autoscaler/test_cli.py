@@ -1,12 +1,18 @@
 """What stops a command is one sentence on stderr and exit code 1; nothing is started then."""
 
+import json
 import sqlite3
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
 from autoscaler.cli import app, checks
+from autoscaler.store.db import MIGRATIONS
 from autoscaler.store.journal import Journal
 from gateway.wire.checks import Verdict
 
@@ -90,11 +96,87 @@ def test_a_journal_of_a_newer_version_is_one_sentence(tmp_path: Path) -> None:
     assert "schema 9999, which this version does not know" in failure(tmp_path, GOOD)
 
 
-def test_status_of_an_autoscaler_that_never_ran(tmp_path: Path) -> None:
+def looked(tmp_path: Path, *words: str) -> str:
+    """What a command that only looks says."""
     config = tmp_path / "as.toml"
     config.write_text(GOOD.format(root=tmp_path))
-    done = CliRunner().invoke(app, ["status", "--config", str(config)])
-    assert (done.exit_code, done.stdout) == (0, "running: no\n")
+    done = CliRunner().invoke(app, [*words, "--config", str(config)])
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_an_autoscaler_that_never_ran_is_looked_at_and_left_without_a_journal(tmp_path: Path) -> None:
+    assert looked(tmp_path, "status") == "running: no\nno instances\n"
+    assert looked(tmp_path, "events") == "nothing has happened yet\n"
+    assert "0 of 0–1" in looked(tmp_path, "pools")
+    assert json.loads(looked(tmp_path, "status", "--json")) == {"running": None, "intents": [], "backoffs": []}
+    assert json.loads(looked(tmp_path, "events", "--json")) == []
+    assert json.loads(looked(tmp_path, "pools", "--json"))[0]["instances"] == 0
+    assert not (tmp_path / "as").exists()
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """A journal as the first version wrote it, with one row."""
+    path = tmp_path / "as" / "journal.db"
+    path.parent.mkdir()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, ScriptDirectory.from_config(config).get_bases()[0])
+        connection.exec_driver_sql(
+            "INSERT INTO intent (operation_id, pool, provider, name, type, location, state, created_at, changed_at,"
+            " deadline, attempts, next_try_at, detail) VALUES"
+            " ('op', 'cpu', 'local', 'local-cpu-op', 'local', 'here', 'ready', 1, 1, 1, 1, 1, '')"
+        )
+    engine.dispose()
+    return path
+
+
+def test_a_journal_of_an_older_version_is_looked_at_and_left_as_it_is(tmp_path: Path, older: Path) -> None:
+    before = older.read_bytes()
+    assert "local-cpu-op" in looked(tmp_path, "status")
+    assert "1 of 0–1" in looked(tmp_path, "pools")
+    assert looked(tmp_path, "events") == "nothing has happened yet\n"
+    assert older.read_bytes() == before
+
+
+def test_without_a_gateway_there_is_no_whole_plan(tmp_path: Path) -> None:
+    config = tmp_path / "as.toml"
+    config.write_text(GOOD.format(root=tmp_path))
+    done = CliRunner().invoke(app, ["plan", "--json", "--config", str(config)])
+    assert done.exit_code == 1
+    assert "error: the gateway cannot be asked, so this is no whole plan" in done.stderr
+    assert json.loads(done.stdout)["actions"] == []
+
+
+def test_who_forgot_the_settings_file_is_told() -> None:
+    done = CliRunner().invoke(app, ["status"])
+    assert done.exit_code == 1
+    assert done.stderr.endswith("name the settings file with --config\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("nonsense", "database_url: Could not parse"),
+        ("oracle+no://x/y", "database_url: "),
+        (
+            "postgresql+psycopg://me:secret@127.0.0.1:1/fleet",
+            "the journal postgresql+psycopg://me:***@127.0.0.1:1/fleet",
+        ),
+    ],
+)
+@pytest.mark.parametrize("words", ["run", "plan", "status", "events", "pools"])
+def test_a_database_that_cannot_be_used_is_one_sentence_without_its_password(
+    tmp_path: Path, url: str, why: str, words: str
+) -> None:
+    said = failure(tmp_path, GOOD.replace("[providers.local]", f'database_url = "{url}"\n[providers.local]'), words)
+    assert why in said
+    assert "secret" not in said.replace(str(tmp_path), "")
 
 
 def test_doctor_hears_that_the_providers_load() -> None:
