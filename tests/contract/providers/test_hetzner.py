@@ -14,6 +14,7 @@ class HetznerHarness(Harness):
 
     def __init__(self, cloud: Control) -> None:
         self.cloud = cloud
+        self.secrets = (cloud.token,)
 
     def provider(self, deployment: str) -> HetznerProvider:
         settings = {"endpoint": self.cloud.api, "ssh_keys": ["fleet"], "leftovers_seconds": 0}

@@ -6,12 +6,14 @@ import pytest
 
 from providers.testing.contract import Harness, ProviderContract
 from providers.ucloud import UCloudProvider
+from tests.fakes.ucloud.auth import API_TOKEN, REFRESH_TOKEN
 from tests.fakes.ucloud.lab import GPU, Lab, lab
 
 
 class UCloudHarness(Harness):
     image = "vm-ubuntu/24.04"
     user_data = '{"gateway_url": "http://10.0.0.1:8080"}'
+    secrets = (API_TOKEN, REFRESH_TOKEN)
 
     def __init__(self, account: Lab, **settings: object) -> None:
         self._account = account

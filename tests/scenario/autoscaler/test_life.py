@@ -73,7 +73,7 @@ def test_a_lost_answer_makes_one_instance(fleet: Fleet) -> None:
     (sandbox,) = fleet.ask()
     fleet.until(lambda: sandbox in fleet.gateway.placed)
     assert len(fleet.cloud.created) == 1
-    assert len(fleet.gateway.tokens) == 1
+    assert len(fleet.gateway.grants) == 1
 
 
 def test_an_uncertain_create_is_sent_again_under_its_own_name(fleet: Fleet) -> None:
@@ -222,7 +222,7 @@ def test_ceilings_are_told_and_learned_from_the_first_node(fleet: Fleet) -> None
     fleet.until(lambda: sandbox in fleet.gateway.placed)
     fleet.tick()
     fleet.tick()
-    assert fleet.journal.learned()["cpu", "small"].cpus == 4
+    assert fleet.journal.learned()["cpu", "small", ""].cpus == 4
 
 
 def test_a_jump_of_the_clock_deletes_nothing(tmp_path: Path) -> None:

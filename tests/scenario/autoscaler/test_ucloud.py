@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.model import OfferKey, PoolPolicy
-from providers.base import Create, Instance, Phase
+from providers.base import ComputeProvider, Create, Instance, Phase
 from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
 from providers.ucloud import UCloudProvider
 from tests.fakes.ucloud import clock
 from tests.fakes.ucloud.lab import CPU, Lab, lab
-from tests.scenario.autoscaler import fleet as fleets
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
 
 OTHER = "cpu-old-4-vcpu"
@@ -82,7 +81,10 @@ class UCloudFleet(Fleet):
         self.pool: PoolPolicy = pool(**(given | changes))
         super().__init__(directory, self.pool, creates_per_tick=4)
 
-    def make_provider(self, name: str, cloud: FakeCloud) -> VmProvider:  # type: ignore[override]
+    def make_cloud(self, name: str) -> FakeCloud:
+        return Mirror(account=self.account)
+
+    def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
         made = self.account.provider(DEPLOYMENT, page_size=100)
         return VmProvider(made._settings, made._client, deployment=DEPLOYMENT)
 
@@ -104,9 +106,7 @@ class UCloudFleet(Fleet):
 
 
 @pytest.fixture
-def make(account: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., UCloudFleet]:
-    monkeypatch.setattr(fleets, "FakeCloud", lambda: Mirror(account=account))
-
+def make(account: Lab, tmp_path: Path) -> Callable[..., UCloudFleet]:
     def build(**changes: object) -> UCloudFleet:
         return UCloudFleet(account, tmp_path, **changes)
 
