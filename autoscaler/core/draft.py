@@ -43,6 +43,7 @@ class Draft:
         self._bills: dict[str | None, tuple[Decimal | None, Decimal]] = {}
         self.nodes: dict[str, Node] = nodes_by_instance(world)
         self.listed = listed(world)
+        self._engines: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         self._gives: dict[str, dict[OfferKey, Vector]] = {}
         self._rows = rows_by_pool(world.intents)
         self._wares = {pool.name: wares(world, pool, now) for pool in policy.pools}
@@ -62,6 +63,20 @@ class Draft:
     def wares(self, pool: PoolPolicy) -> tuple[Ware, ...]:
         """What a pool may buy, in its order of preference."""
         return self._wares[pool.name]
+
+    def engines(self, pool: PoolPolicy) -> tuple[frozenset[str], frozenset[str]]:
+        """Runtimes and isolations that a pool has: as its nodes report them, and while there is none, as it promises.
+
+        A promise that its image does not keep would else buy node after node for what none of them can run.
+        """
+        if pool.name not in self._engines:
+            rows = [intent for intent in self.rows(pool, {S.READY}) if intent.base == pool.spec]
+            nodes = [node for intent in rows if (node := self.node(intent)) is not None]
+            self._engines[pool.name] = (
+                frozenset().union(*(node.runtimes for node in nodes)) if nodes else pool.runtimes,
+                frozenset().union(*(node.isolations for node in nodes)) if nodes else pool.isolations,
+            )
+        return self._engines[pool.name]
 
     def booting(self, pool: PoolPolicy) -> int:
         """How many instances this plan orders for a pool."""

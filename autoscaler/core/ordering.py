@@ -7,13 +7,13 @@ from autoscaler.core.packing import Bin, Group, fits
 from autoscaler.core.supply import Ware
 
 
-def suits(pool: PoolPolicy, ware: Ware, group: Group) -> bool:
-    """Whether a node of this offer has room for one of ``group``."""
-    item = group.item
+def suits(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group) -> bool:
+    """Whether a node of this offer has room for one of ``group``, and can run it."""
+    item, (runtimes, isolations) = group.item, draft.engines(pool)
     return (
         fits(group.need, ware.gives)
-        and item.isolation in pool.isolations
-        and (item.runtime is None or item.runtime in pool.runtimes)
+        and item.isolation in isolations
+        and (item.runtime is None or item.runtime in runtimes)
         and item.pool in (None, pool.name)
     )
 
@@ -25,7 +25,7 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
     if refusal is None:
         refusal = _nothing_sold(pool)
         for ware in draft.wares(pool):
-            if group is not None and not suits(pool, ware, group):
+            if group is not None and not suits(draft, pool, ware, group):
                 continue
             held = ware_refusal(draft, pool, ware)
             if held is None:

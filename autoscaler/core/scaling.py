@@ -168,7 +168,7 @@ def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
                 if count and fits(group.need, new.free) and new.welcomes(group.item):
                     count -= new.put(group.need, count)
         item = group.item
-        alike = (item.runtime, item.isolation, item.pool, *(fits(group.need, size) for size in sizes))
+        alike = (item.runtime, item.isolation, item.pool, *[fits(group.need, size) for size in sizes])
         while count:
             problem = problems.get(alike) or _boot_for_one(draft, group, why)
             if problem is not None:
@@ -189,7 +189,7 @@ def _boot_for_one(draft: Draft, group: Group, why: str) -> tuple[str, str] | Non
     problem: tuple[str, str] | None = None
     # Pools in their order, but dear machines with GPUs are the last that other work gets.
     for pool in sorted(draft.policy.pools, key=lambda pool: pool.wants_gpus and not group.need[3]):
-        if not pool.hosts_sandboxes or not any(suits(pool, ware, group) for ware in draft.wares(pool)):
+        if not pool.hosts_sandboxes or not any(suits(draft, pool, ware, group) for ware in draft.wares(pool)):
             continue
         refusal = pool_refusal(draft, pool) or boot(draft, pool, group, why)
         if refusal is None:

@@ -6,10 +6,23 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.ceilings import ceilings
+from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.misfits import misfits
 from autoscaler.core.model import FleetPolicy, OfferKey, Waiting, WarmFloor
 from autoscaler.settings import load_settings
-from tests.unit.autoscaler.test_policy import CAPS, GPU, ONE, SMALL, a_pool, acts, boots, reasons, world
+from tests.unit.autoscaler.test_policy import (
+    CAPS,
+    GPU,
+    ONE,
+    SMALL,
+    a_pool,
+    acts,
+    an_intent,
+    boots,
+    node_of,
+    reasons,
+    world,
+)
 
 NO_GPU = replace(CAPS, has_gpu=False)
 GPU_ONE = ONE.model_copy(update={"gpus": 1})
@@ -43,8 +56,25 @@ def test_gpus_at_a_provider_without_are_refused_with_what_to_do(pool: object, wi
     assert misfits([a_pool(), pool], {"cloud": CAPS}) == []  # type: ignore[list-item]
 
 
+def test_gpus_without_the_runtime_that_hands_them_on_are_refused() -> None:
+    (sentence,) = misfits([a_pool(gpus=1, runtimes=frozenset({"runsc"}))], {"cloud": CAPS})
+    assert "of its runtimes none hands them on; add docker to them" in sentence
+
+
 def test_a_provider_that_is_not_known_is_not_judged() -> None:
     assert misfits([a_pool(gpus=1)], {}) == []
+
+
+def test_what_a_pool_promises_and_its_nodes_turn_out_not_to_run_buys_no_more_of_them() -> None:
+    item = Waiting(ONE, runtime="docker")
+    row = an_intent(IntentState.READY)
+    only_runsc = node_of(row)
+    assert len(boots(acts(world(waiting=[item])))) == 1
+    seen = world(row, nodes=(only_runsc,), waiting=[item])
+    assert boots(acts(seen)) == []
+    assert "no pool has nodes that fit" in reasons(seen)["demand"]
+    assert len(boots(acts(seen, a_pool(spec="another")))) == 1
+    assert len(boots(acts(seen, a_pool(), a_pool(name="second")))) == 1
 
 
 def test_the_settings_of_a_pool_reach_the_policy(tmp_path: Path) -> None:
