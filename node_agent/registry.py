@@ -1,8 +1,8 @@
-"""The sandboxes of this node, and the orders about them.
+"""The orders about this node's sandboxes, and what they do to the engines.
 
-Memory only: after a restart `Registry.adopt` rebuilds it from what the engines have.  Safe from any thread.  Engine
-calls run on two pools, so that slow creates never hold up a delete.  A lock per id keeps engine calls on one sandbox
-apart, with one exception: `delete` does not wait for a create in flight, it breaks it.
+What is known of each is in `node_agent.entries`; after a restart `Registry.adopt` rebuilds it from what the engines
+have.  Safe from any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.  A lock per id
+keeps engine calls on one sandbox apart, with one exception: `delete` does not wait for a create in flight, it breaks it.
 """
 
 import logging
@@ -17,8 +17,9 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import LIVE, DeathReason, SandboxState
 from node_agent.core import sandbox as core
-from node_agent.core.admission import refusal, reserved
+from node_agent.core.admission import refusal
 from node_agent.core.sandbox import Sandbox
+from node_agent.entries import Entries
 from node_agent.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of
 from node_agent.errors import ApiError, of_failure
 from node_agent.runtime.base import Death, EngineState, Found, Order, RuntimeFailure, SandboxRuntime
@@ -60,8 +61,7 @@ class Registry:
         self._shortage = shortage
         self._creators = creators
         self._workers = workers
-        self._lock = threading.RLock()
-        self._entries: dict[str, Entry] = {}
+        self._entries = Entries()
         self._changed: Callable[[], None] = lambda: None
         self._gone: Gone | None = None
         self.draining = False
@@ -75,12 +75,11 @@ class Registry:
 
     def sandboxes(self) -> list[Sandbox]:
         """The inventory at this moment."""
-        with self._lock:
-            return [entry.sandbox for entry in self._entries.values()]
+        return self._entries.sandboxes()
 
     def reserved(self) -> Shape:
         """What the sandboxes that are there hold."""
-        return reserved(s.order.spec.shape for s in self.sandboxes() if s.state in core.HOLDING)
+        return self._entries.held()
 
     def find(self, sandbox_id: str, generation: int | None) -> Sandbox:
         """The sandbox in that generation (``None``: in any).
@@ -88,7 +87,7 @@ class Registry:
         Raises:
             ApiError: ``SANDBOX_NOT_FOUND``, or ``CONFLICT`` where a newer generation is there.
         """
-        return self._entry(sandbox_id, generation).sandbox
+        return self._entries.find(sandbox_id, generation).sandbox
 
     def running(self, sandbox_id: str, generation: int | None) -> tuple[SandboxRuntime, Sandbox]:
         """The sandbox and its engine, if processes can start in it.
@@ -96,7 +95,7 @@ class Registry:
         Raises:
             ApiError: as `find`; ``CREATE_IN_PROGRESS``; ``SANDBOX_NOT_RUNNING``.
         """
-        sandbox = self._settled(sandbox_id, generation).sandbox
+        sandbox = self._entries.settled(sandbox_id, generation).sandbox
         if sandbox.state is not SandboxState.RUNNING:
             raise not_running(sandbox)
         return self._runtimes[sandbox.runtime], sandbox
@@ -117,8 +116,7 @@ class Registry:
 
     def find_death(self, sandbox_id: str, generation: int, seconds: float) -> Death | None:
         """How this incarnation ended; waits up to ``seconds`` for it."""
-        with self._lock:
-            entry = self._entries.get(sandbox_id)
+        entry = self._entries.get(sandbox_id)
         if entry is None or entry.generation > generation:
             return deleted("the sandbox was deleted or replaced")
         entry.ended.wait(seconds)
@@ -132,7 +130,7 @@ class Registry:
         Raises:
             ApiError: ``CONFLICT``, ``NODE_REFUSED``.
         """
-        with self._lock:
+        with self._entries.lock:
             present = self._entries.get(order.sandbox_id)
             if present is not None and present.generation >= order.generation:
                 return attach(present, order)
@@ -141,7 +139,7 @@ class Registry:
             if present is not None:
                 entry.busy = present.busy
                 present.ended.set()
-            self._entries[order.sandbox_id] = entry
+            self._entries.put(entry)
         if present is not None:
             self._tell_gone(present, deleted("the sandbox was restarted"), deleted=False)
         self._creators.submit(self._create, entry, present)
@@ -155,7 +153,7 @@ class Registry:
         Raises:
             ApiError: ``CONFLICT`` where a newer generation is there.
         """
-        with self._lock:
+        with self._entries.lock:
             entry = self._entries.get(sandbox_id)
             if entry is None:
                 done: Future[None] = Future()
@@ -174,12 +172,12 @@ class Registry:
 
     def pause(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
         """Freezes the sandbox.  Idempotent.  The future fails with `ApiError`."""
-        entry = self._settled(sandbox_id, generation)
+        entry = self._entries.settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.RUNNING, SandboxState.PAUSED)
 
     def resume(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
         """Lets the sandbox go on.  Idempotent.  The future fails with `ApiError`."""
-        entry = self._settled(sandbox_id, generation)
+        entry = self._entries.settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.PAUSED, SandboxState.RUNNING)
 
     def adopt(self) -> None:
@@ -202,34 +200,10 @@ class Registry:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _entry(self, sandbox_id: str, generation: int | None) -> Entry:
-        with self._lock:
-            entry = self._entries.get(sandbox_id)
-        if entry is None or (generation is not None and entry.generation < generation):
-            wanted = "" if generation is None else f" in generation {generation}"
-            raise ApiError(
-                ErrorCode.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id} is not on this node{wanted}", sandbox_id=sandbox_id
-            )
-        if generation is not None and entry.generation > generation:
-            raise newer(entry, generation)
-        return entry
-
-    def _settled(self, sandbox_id: str, generation: int | None) -> Entry:
-        entry = self._entry(sandbox_id, generation)
-        if entry.sandbox.state is SandboxState.CREATING:
-            raise ApiError(
-                ErrorCode.CREATE_IN_PROGRESS, f"sandbox {sandbox_id} is still being created", sandbox_id=sandbox_id
-            )
-        return entry
-
     def _admit(self, order: Order, runtime: RuntimeName, present: Entry | None) -> None:
         if runtime not in self._runtimes:
             raise ApiError(ErrorCode.NODE_REFUSED, f"this node has no {runtime} runtime", sandbox_id=order.sandbox_id)
-        held = reserved(
-            entry.sandbox.order.spec.shape
-            for entry in self._entries.values()
-            if entry is not present and entry.sandbox.state in core.HOLDING
-        )
+        held = self._entries.held(without=present)
         # A restart stays on its node, also on a draining one: its workspace is here.
         draining = self.draining and present is None
         why = refusal(total=self._total(), held=held, wanted=order.spec.shape, draining=draining)
@@ -263,8 +237,8 @@ class Registry:
         return self._runtimes[entry.sandbox.runtime].create(entry.sandbox.order)
 
     def _created(self, entry: Entry, found: Found | None) -> None:
-        with self._lock:
-            alive = found is not None and entry.deleted is None and self._entries.get(entry.id) is entry
+        with self._entries.lock:
+            alive = found is not None and entry.deleted is None and self._entries.has(entry)
             if alive and found is not None:
                 entry.sandbox = core.started(entry.sandbox, found)
         if alive:
@@ -274,10 +248,10 @@ class Registry:
             entry.created.set_exception(overtaken(entry))
 
     def _create_failed(self, entry: Entry, error: ApiError, reason: DeathReason | None) -> None:
-        with self._lock:
-            broken = entry.deleted is not None or self._entries.get(entry.id) is not entry
+        with self._entries.lock:
+            broken = entry.deleted is not None or not self._entries.has(entry)
             if not broken and CODE_RULES[error.code].retryable:
-                del self._entries[entry.id]
+                self._entries.remove(entry)
             elif not broken:
                 death = Death(reason or reason_of(error.code), None, error.message, datetime.now(UTC))
                 entry.sandbox = core.died(entry.sandbox, death)
@@ -301,9 +275,7 @@ class Registry:
             log.exception("delete of sandbox %s failed inside the agent", entry.id)
             outcome.set_exception(ApiError(ErrorCode.INTERNAL, f"sandbox {entry.id} could not be deleted: {error}"))
             return
-        with self._lock:
-            if self._entries.get(entry.id) is entry:
-                del self._entries[entry.id]
+        self._entries.remove(entry)
         entry.ended.set()
         self._tell_gone(entry, deleted("the sandbox was deleted"), deleted=True)
         outcome.set_result(None)
@@ -313,14 +285,14 @@ class Registry:
         with entry.busy:
             if entry.sandbox.state is after:
                 return entry.sandbox
-            if entry.sandbox.state is not before or self._entries.get(entry.id) is not entry:
+            if entry.sandbox.state is not before or not self._entries.has(entry):
                 raise not_running(entry.sandbox)
             runtime = self._runtimes[entry.sandbox.runtime]
             try:
                 (runtime.pause if after is SandboxState.PAUSED else runtime.resume)(entry.id)
             except RuntimeFailure as failure:
                 raise of_failure(failure, entry.id) from failure
-            with self._lock:
+            with self._entries.lock:
                 if entry.sandbox.state is before:
                     entry.sandbox = core.moved(entry.sandbox, after)
         self._changed()
@@ -334,7 +306,7 @@ class Registry:
             log.warning("sandbox %s: generation %d is debris beside %d", entry.id, entry.generation, other.generation)
             self._runtimes[name].delete(entry.id)
             return []
-        self._entries[entry.id] = entry
+        self._entries.put(entry)
         log.info("adopted sandbox %s, generation %d: %s", entry.id, entry.generation, entry.sandbox.state)
         if found.state is EngineState.CREATING:
             return [entry]
@@ -359,8 +331,8 @@ class Registry:
             if entry.ended.wait(pause):
                 return
             pause = min(pause * 2, 30.0)
-        with self._lock:
-            if self._entries.get(entry.id) is not entry or entry.sandbox.state not in LIVE:
+        with self._entries.lock:
+            if not self._entries.has(entry) or entry.sandbox.state not in LIVE:
                 return
             entry.sandbox = core.died(entry.sandbox, death)
         entry.ended.set()
