@@ -42,7 +42,7 @@ def fits(need: Vector, free: Vector) -> bool:
     )
 
 
-@dataclass
+@dataclass(slots=True)
 class Bin:
     """Room of one node, there already or to be.  Packing takes from ``free``."""
 
@@ -87,7 +87,7 @@ class Bin:
         return count
 
 
-@dataclass
+@dataclass(slots=True)
 class Group:
     """Equal sandboxes."""
 

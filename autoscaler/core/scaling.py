@@ -168,7 +168,7 @@ def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
                 if count and fits(group.need, new.free) and new.welcomes(group.item):
                     count -= new.put(group.need, count)
         item = group.item
-        alike = (item.runtime, item.isolation, item.pool, *[fits(group.need, size) for size in sizes])
+        alike = (item.runtime, item.isolation, item.pool, group.need[3] > 0, *[fits(group.need, s) for s in sizes])
         while count:
             problem = problems.get(alike) or _boot_for_one(draft, group, why)
             if problem is not None:
