@@ -41,7 +41,7 @@ def warning(world: World, policy: FleetPolicy) -> Wait | None:
 
 
 def _unknown(world: World) -> frozenset[str]:
-    if world.nodes is None:
+    if world.nodes is None or not world.unknown_nodes_before:
         return frozenset()
     nodes = nodes_by_instance(world)
     return frozenset(

@@ -82,17 +82,23 @@ def address(server: Server, settings: HetznerSettings) -> str | None:
 
 
 def instance(server: Server, now: datetime, settings: HetznerSettings) -> Instance:
-    """The server in the port's terms."""
+    """The server in the port's terms.
+
+    The API gives its states no times.  That an action is at work on a server which has not run yet (``locked``) is the
+    only sign that its start goes on, so its last step is now.
+    """
+    at = phase(server, now, settings.newborn_seconds)
     return Instance(
         id=str(server.id),
         name=server.name,
         labels=dict(server.labels),
-        phase=phase(server, now, settings.newborn_seconds),
+        phase=at,
         type=server.server_type.name,
         location=server.location.name,
         created_at=server.created,
         address=address(server, settings),
         detail=f"{server.status}, locked" if server.locked else server.status,
+        progress_at=now if server.locked and at is Phase.BOOTING else None,
     )
 
 

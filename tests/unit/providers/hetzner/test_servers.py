@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from providers.base import Access, Applied, Deleted, ErrorKind, Instance, Phase, ProviderError, Ref
+from providers.base import Access, Applied, Deleted, ErrorKind, Instance, Phase, ProviderError, Ref, Scope
 from tests.unit.providers.hetzner.lab import Lab, order
 
 
@@ -166,6 +166,7 @@ def test_a_failed_start_is_lost_in_time(lab: Lab) -> None:
     made = lab.provider().create(order())
     lab.advance(599)
     assert phase(lab, made) is Phase.BOOTING
+    assert [each.progress_at for each in lab.provider().list().instances] == [None]
     lab.advance(2)
     assert phase(lab, made) is Phase.LOST
 
@@ -178,6 +179,8 @@ def test_off_with_an_action_at_work_is_booting_however_old(lab: Lab) -> None:
     lab.advance(1000)
     assert lab.cloud.here()[0]["status"] == "off"
     assert phase(lab, made) is Phase.BOOTING
+    listing = lab.provider().list()
+    assert [each.progress_at for each in listing.instances] == [listing.taken_at]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +283,25 @@ def test_addresses_that_stay_behind_are_known_again(lab: Lab) -> None:
     for leftover in found:
         lab.provider().delete(Ref(id=leftover))
     assert lab.cloud.audit()["primary_ips"] == []
+
+
+def test_addresses_that_stay_behind_use_the_projects_limit_up_until_they_are_swept(lab: Lab) -> None:
+    """There is no API that tells limits; a leak shows when a create is refused."""
+    lab.cloud.knobs(ips_auto_delete=False, primary_ip_limit=2)
+    made = lab.provider().create(order())
+    lab.provider().delete(Ref(id=made.id))
+    lab.advance(10)
+    with pytest.raises(ProviderError) as caught:
+        lab.provider().create(order(2))
+    assert (caught.value.kind, caught.value.applied, caught.value.scope) == (
+        ErrorKind.QUOTA,
+        Applied.NO,
+        Scope.PROVIDER,
+    )
+    assert "primary_ip_limit" in str(caught.value)
+    for leftover in lab.provider().list().leftovers:
+        assert lab.provider().delete(Ref(id=leftover)) is Deleted.GONE
+    assert lab.provider().create(order(2)).phase is Phase.BOOTING
 
 
 @pytest.mark.parametrize(
