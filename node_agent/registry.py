@@ -2,7 +2,7 @@
 
 What is known of each is in `node_agent.entries`; after a restart `Registry.adopt` rebuilds it from what the engines
 have.  Safe from any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.  A lock per id
-keeps engine calls on one sandbox apart, with one exception: `delete` does not wait for a create in flight, it breaks it.
+keeps engine calls on one sandbox apart, but for `delete`: it does not wait for a create in flight, it breaks it.
 """
 
 import logging

@@ -60,8 +60,9 @@ class Keeping:
         """Leaves: from now on nothing is kept, dropped or taken.  A keeper that holds nothing has ended on return."""
         with self._lock:
             self._closed = True
-            connection, self._connection = self._connection, None
+            connection, self._connection = self._connection or self._connect(), None
             if connection is None:
+                self._path.unlink(missing_ok=True)  # of a keeper that was killed
                 return
             with connection, contextlib.suppress(OSError):  # it is gone already
                 connection.send(_packet(Verb.LEAVE, ""))

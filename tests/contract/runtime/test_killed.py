@@ -53,6 +53,50 @@ def test_paused_sandbox_that_is_killed_is_dead_when_it_is_to_go_on(lab: Lab) -> 
         _nothing_runs(lab, box)
 
 
+@runsc_only
+@pytest.mark.parametrize("name", ["runsc-sandbox", "runsc-gofer"])
+def test_process_of_the_engine_that_is_killed_while_the_sandbox_starts(lab: Lab, name: str) -> None:
+    for _ in range(3):
+        order = lab.order()
+        creating = in_thread(lab.runtime.create, order)
+        box = Box(lab, order)
+        while not (pids := _pids(box, name)) and not creating.done():
+            pass
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+        # The start fails, or the sandbox was up by then and dies of it; it never stays half alive.
+        error = creating.exception()
+        if error is None:
+            assert lab.runtime.wait(box.id).reason is DeathReason.EVICTED
+        else:
+            assert isinstance(error, RuntimeFailure)
+            assert error.code is ErrorCode.START_ERROR
+        lab.runtime.delete(box.id)
+        assert lab.found(box.id) is None
+        assert Cgroup(lab.tag, box.id).pids() == set()
+
+
+@runsc_only
+def test_keeper_that_is_killed_costs_no_exit_code_while_the_agent_runs(lab: Lab) -> None:
+    with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit 7"]) as box:
+        ending = in_thread(lab.runtime.wait, box.id)
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and f"sandbox-{lab.tag}-keeper" in _command(entry):
+                os.kill(int(entry.name), signal.SIGKILL)
+        box.go()
+
+        assert ending.result().exit_code == 7
+
+
+def _command(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
 @contextlib.contextmanager
 def _without_agent(lab: Lab, **fields: Any) -> Iterator[Box]:
     """A sandbox whose agent has gone; nobody watches it until somebody asks for it."""
@@ -108,9 +152,13 @@ def _kill(box: Box, name: str) -> None:
 
 def _pid(box: Box, name: str) -> int:
     """The host's number of the one process of that name that serves the sandbox."""
-    pids = Cgroup(box.lab.tag, box.id).pids()
-    (pid,) = [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(name.encode())]
+    (pid,) = _pids(box, name)
     return pid
+
+
+def _pids(box: Box, name: str) -> list[int]:
+    pids = Cgroup(box.lab.tag, box.id).pids()
+    return [pid for pid in pids if _command(Path(f"/proc/{pid}")).startswith(name)]
 
 
 def _nothing_runs(lab: Lab, box: Box) -> None:

@@ -116,3 +116,18 @@ def test_a_keeper_that_was_killed_is_replaced(tag: str) -> None:
     os.close(descriptor)
     keeping.drop("two")
     keeping.close()
+
+
+def test_a_killed_keepers_socket_does_not_stay(tag: str) -> None:
+    keeping = Keeping(tag)
+    os.close(kept_pipe(keeping, "one"))
+    descriptor = keeping.take("one")
+    assert descriptor is not None
+    os.close(descriptor)
+    (pid,) = keepers(tag)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    assert keeping.take("one") is None
+    assert socket_of(tag).exists()
+
+    keeping.close()
