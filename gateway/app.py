@@ -26,7 +26,7 @@ from gateway.version import installed_version
 from gateway.wire.errors import ErrorCode, FieldError
 
 MAX_REQUESTS: Final = 4000
-MAX_CREATES: Final = 256
+MAX_CREATES: Final = 2000
 STOP_GRACE: Final = 2.0
 CLIENT_GONE: Final = 499  # nobody reads it; it is what the access log shows
 

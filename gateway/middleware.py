@@ -256,7 +256,7 @@ class Overload:
 
     Args:
         requests: most requests in flight at once, health and node traffic not counted.
-        creates: most creates among them; each may wait for room for as long as `limits.CREATE_WAIT`.
+        creates: most creates among them; the rest is kept for calls to sandboxes that run.
     """
 
     def __init__(self, app: ASGIApp, *, requests: int, creates: int) -> None:

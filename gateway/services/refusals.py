@@ -44,12 +44,12 @@ def not_running(sandbox: Sandbox) -> ApiError:
     return ApiError(ErrorCode.SANDBOX_NOT_RUNNING, message, **_facts(sandbox))
 
 
-def no_room(sandbox: Sandbox, reasons: list[str]) -> ApiError:
+def no_room(sandbox: Sandbox, reasons: list[str], retry_after: float = RETRY_AFTER) -> ApiError:
     """It waits for room, and goes on waiting while somebody asks."""
     message = f"no node has room for sandbox {sandbox.id} now; it waits, ask again with the same id and spec"
     facts = _facts(sandbox)
     facts["reasons"], facts["pending_resources"] = reasons, sandbox.spec.shape
-    return ApiError(ErrorCode.NO_ROOM, message, retry_after=RETRY_AFTER, **facts)
+    return ApiError(ErrorCode.NO_ROOM, message, retry_after=retry_after, **facts)
 
 
 def in_progress(sandbox: Sandbox) -> ApiError:

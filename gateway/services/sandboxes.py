@@ -1,7 +1,8 @@
 """Sandboxes as clients see them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
@@ -29,6 +30,10 @@ from gateway.wire.states import DeathReason, NodeState, SandboxState
 S = SandboxState
 T = TypeVar("T")
 
+MOST_WAITS: Final = 1000
+"""Creates that wait at once; one beyond is taken in as well, and answered at once."""
+RETRIES_PER_SECOND: Final = 100
+"""Of creates that found no seat to wait, all clients together: they are asked to come back that much later."""
 OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_RUNNING})
 """What a node answers to a call over a route that is no longer right; then nothing was done."""
 
@@ -52,6 +57,7 @@ class SandboxService:
         self._expiry = expiry
         self._settings = settings
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._waits = 0
 
     async def create(self, spec: SandboxSpec) -> SandboxEnvelope:
         """Answers when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
@@ -65,8 +71,8 @@ class SandboxService:
                 the node told it.
         """
         spec_hash = spec.sha256()
-        until = self._clock.monotonic() + self._settings.create_wait
-        with self._ledger.watch(spec.id) as watch:
+        with self._ledger.watch(spec.id) as watch, self._seat() as seated:
+            until = self._clock.monotonic() + (self._settings.create_wait if seated else 0.0)
             while True:
                 admitted = await self._admit(spec, spec_hash)
                 if admitted.sandbox.state is not S.DELETING:
@@ -74,7 +80,9 @@ class SandboxService:
                 # An earlier sandbox of this id is on its way out.
                 if not await watch.change(self._clock, until):
                     raise refusals.still_deleting(admitted.sandbox)
-            sandbox = await self._brought_up(admitted.sandbox, watch, until, was_there=admitted.recovered)
+            sandbox = await self._brought_up(
+                admitted.sandbox, watch, until, was_there=admitted.recovered, seated=seated
+            )
         return SandboxEnvelope(sandbox=sandbox_record(sandbox), recovered=admitted.recovered)
 
     async def get(self, sandbox_id: str) -> SandboxRecord:
@@ -230,7 +238,28 @@ class SandboxService:
                 self._rim.dispatcher.note(admitted.sandbox, admitted.reasons)
         return admitted
 
-    async def _brought_up(self, sandbox: Sandbox, watch: Watch, until: float, *, was_there: bool = False) -> Sandbox:
+    @contextmanager
+    def _seat(self) -> Iterator[bool]:
+        """Whether there is a seat to wait on; it is held until the block ends."""
+        if self._waits >= MOST_WAITS:
+            yield False
+            return
+        self._waits += 1
+        try:
+            yield True
+        finally:
+            self._waits -= 1
+
+    async def _until_next_try(self, seated: bool) -> float:
+        """Seconds after which a create that still waits shall be sent again; well within its lease."""
+        if seated:
+            return refusals.RETRY_AFTER
+        others = await self._ledger.db.read(lambda session: sandboxes.count_in(session, S.PENDING))
+        return min(max(refusals.RETRY_AFTER, others / RETRIES_PER_SECOND), self._settings.pending_lease / 3)
+
+    async def _brought_up(
+        self, sandbox: Sandbox, watch: Watch, until: float, *, was_there: bool = False, seated: bool = True
+    ) -> Sandbox:
         """The sandbox once it is neither waiting nor being created; one that was there as it is, if it ever ran.
 
         Raises:
@@ -243,7 +272,8 @@ class SandboxService:
                 current = await self._present(sandbox.id)
                 if current.state is S.PENDING:
                     self._expiry.renew(sandbox.id)
-                    raise refusals.no_room(current, self._rim.dispatcher.reasons(current))
+                    reasons = self._rim.dispatcher.reasons(current)
+                    raise refusals.no_room(current, reasons, await self._until_next_try(seated))
                 if current.state is S.CREATING:
                     raise refusals.in_progress(current)
                 break

@@ -14,6 +14,7 @@ from gateway.core import batch, lifecycle
 from gateway.core.model import Sandbox
 from gateway.errors import ApiError
 from gateway.services import dispatcher
+from gateway.services import sandboxes as service
 from gateway.store import mapping, sandboxes, waiting
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
@@ -152,6 +153,29 @@ async def test_what_waited_before_an_update_is_placed_like_the_others(here: Worl
     await grown(here, node, 4)
     await here.until(names[3], S.RUNNING)
     assert await here.state(names[4]) is S.PENDING
+
+
+async def test_creates_beyond_the_seats_are_taken_in_and_come_back_later(
+    here: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MOST_WAITS", 2)
+    monkeypatch.setattr(service, "RETRIES_PER_SECOND", 1)
+    node = await here.join(total=FULL)
+    seated = [asyncio.create_task(here.services.sandboxes.create(spec(name))) for name in ("a", "b")]
+    await asyncio.gather(here.until("a", S.PENDING), here.until("b", S.PENDING))
+    for name, waiting_then in (("c", 3), ("d", 4), ("c", 4)):
+        with pytest.raises(ApiError) as caught:
+            await here.services.sandboxes.create(spec(name))
+        assert (caught.value.code, caught.value.retry_after) == (ErrorCode.NO_ROOM, waiting_then)
+    here.moved.advance(here.settings.pending_lease - 1)
+    with pytest.raises(ApiError):
+        await here.services.sandboxes.create(spec("c"))
+    here.moved.advance(1)
+    await here.until("d", S.FAILED)
+    assert await here.state("c") is S.PENDING, "each retry keeps its place"
+    await asyncio.gather(*seated, return_exceptions=True)
+    await grown(here, node, 10)
+    assert (await here.services.sandboxes.create(spec("c"))).sandbox.state is S.RUNNING
 
 
 async def test_no_row_is_touched_to_find_those_that_wait(tmp_path: Path) -> None:
