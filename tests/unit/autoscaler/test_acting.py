@@ -1,12 +1,67 @@
 """What is written down when the calls of a plan fail."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from autoscaler.core import backoff, naming
 from autoscaler.core.model import Learn
 from gateway.wire.resources import Shape
-from providers.base import Applied, ErrorKind
-from tests.scenario.autoscaler.fleet import Fleet, pool
+from providers.base import Applied, ComputeProvider, ErrorKind, Inventory, Phase
+from providers.testing.fake import FakeCloud, FakeProvider
+from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
+
+
+class Telling(FakeProvider):
+    """A cloud that tells of steps until its machines run."""
+
+    def list(self) -> Inventory:
+        found = super().list()
+        told = (
+            replace(each, progress_at=found.taken_at if each.phase is Phase.BOOTING else None, detail="copies the disk")
+            for each in found.instances
+        )
+        return replace(found, instances=tuple(told))
+
+
+class SlowFleet(Fleet):
+    """Its machines take longer to run than a boot is given."""
+
+    boots = 400.0
+
+    def make_cloud(self, name: str) -> FakeCloud:
+        return FakeCloud(boot_seconds=self.boots)
+
+    def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
+        return Telling(cloud, DEPLOYMENT)
+
+
+class EndlessFleet(SlowFleet):
+    """They never run, and are said to come nearer all the time."""
+
+    boots = 1e9
+
+
+def kinds(fleet: Fleet, kind: str) -> list[str]:
+    return [event.detail for event in fleet.journal.events(200) if event.kind == kind]
+
+
+def test_a_slow_boot_that_goes_on_becomes_a_node(tmp_path: Path) -> None:
+    fleet = SlowFleet(tmp_path)
+    (sandbox,) = fleet.ask()
+    fleet.until(lambda: sandbox in fleet.gateway.placed)
+    assert len(fleet.cloud.created) == 1
+    (told,) = kinds(fleet, "extended")
+    assert told.endswith("it gets 300 s more, once; the provider's last word: copies the disk")
+
+
+def test_a_boot_without_end_is_given_more_time_once(tmp_path: Path) -> None:
+    fleet = EndlessFleet(tmp_path)
+    fleet.ask()
+    fleet.until(lambda: bool(kinds(fleet, "deleting")))
+    assert len(kinds(fleet, "extended")) == 1
+    assert kinds(fleet, "deleting") == [
+        "it did not run within 602 s, more time included; the provider's last word: copies the disk"
+    ]
 
 
 def test_a_delete_that_fails_holds_its_pool_back_from_closing_more(tmp_path: Path) -> None:
