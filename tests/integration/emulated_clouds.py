@@ -9,7 +9,7 @@ from autoscaler.bootstrap import ucloud_init_script
 from tests.fakes import hetzner
 from tests.fakes.booting import Booter
 from tests.fakes.ucloud import lab
-from tests.fakes.ucloud.auth import API_TOKEN, PROJECT
+from tests.fakes.ucloud.auth import API_TOKEN, CACHE_SECONDS, PROJECT
 
 SPEED = 60.0
 """Seconds of the cloud for each real one."""
@@ -164,6 +164,7 @@ class UCloud:
                 self.remote.fault("gateway", times=None, status=503)
             case Trouble.EXPIRED:
                 self.remote.do("credentials", do="revoke")
+                self.remote.advance(CACHE_SECONDS)
             case Trouble.QUOTA:
                 # The wallet itself would also stop the machines that run.
                 why, code = "This workspace has reached the cpu-amd-zen5 quota.", "NOT_ENOUGH_COMPUTE_CREDITS"

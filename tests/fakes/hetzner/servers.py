@@ -140,6 +140,7 @@ class Servers:
         if len(user_data.encode()) > MOST_USER_DATA:
             raise invalid("user_data", f"is longer than {MOST_USER_DATA} bytes")
         self._keys_and_firewalls(body)
+        self._limit_of_addresses(body.get("public_net") or {})
         server = Server(
             id=state.new_id(),
             name=name,
@@ -204,6 +205,12 @@ class Servers:
             if not self._state.row("networks", number).get("subnets"):
                 raise RefusedError(422, "no_subnet_available", "the network has no subnet")
         return list(wanted)
+
+    def _limit_of_addresses(self, public: Mapping[str, Any]) -> None:
+        more = sum(1 for family in ("ipv4", "ipv6") if public.get(f"enable_{family}", True))
+        if more and len(self._state.rows["primary_ips"]) + more > self._state.knobs.primary_ip_limit:
+            details = {"limits": [{"name": "primary_ip_limit"}]}
+            raise RefusedError(403, "resource_limit_exceeded", "primary ip limit exceeded", details)
 
     def _addresses(self, server: Server, public: Mapping[str, Any]) -> None:
         for family in ("ipv4", "ipv6"):

@@ -39,6 +39,8 @@ class Knobs:
     """``deleting`` takes this long."""
     server_limit: int = 1000
     """More servers are refused with ``resource_limit_exceeded``."""
+    primary_ip_limit: int = 10_000
+    """More addresses are refused with ``resource_limit_exceeded``, those that nobody uses any more included."""
     lock_stops_deletes: bool = False
     """Whether a delete is refused with ``locked`` while an action is at work."""
     start_fails: bool = False

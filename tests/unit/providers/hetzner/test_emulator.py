@@ -96,6 +96,36 @@ def test_hcloud_itself_understands_every_answer(lab: Lab) -> None:
     assert client.servers.get_all() == []
 
 
+ACTION = "id command status progress started finished resources error"
+SERVER = (
+    "id name status created public_net private_net server_type location image iso rescue_enabled locked backup_window "
+    "outgoing_traffic ingoing_traffic included_traffic protection labels volumes load_balancers primary_disk_size "
+    "placement_group"
+)
+TYPE = (
+    "id name description category cores memory disk cpu_type storage_type architecture prices locations deprecated "
+    "deprecation"
+)
+
+
+def test_answers_have_the_keys_of_the_reference(lab: Lab) -> None:
+    fine = {"name": "a", "server_type": "cx33", "image": "debian-12", "location": "fsn1", "ssh_keys": ["fleet"]}
+    status, made = get(lab.cloud, "/servers", "POST", fine)
+    assert (status, set(made)) == (201, {"server", "action", "next_actions", "root_password"})
+    assert made["root_password"] is None, "there is a key to log in with"
+    assert set(made["server"]) == set(SERVER.split()), "datacenter was removed in July 2026"
+    for action in (made["action"], *made["next_actions"]):
+        assert set(action) == set(ACTION.split())
+    (kind, *_) = get(lab.cloud, "/server_types")[1]["server_types"]
+    assert set(kind) >= set(TYPE.split())
+    assert set(kind["locations"][0]) == {"id", "name", "available", "recommended", "deprecation"}
+    price = kind["prices"][0]
+    assert set(price) == {"location", "price_hourly", "price_monthly", "included_traffic", "price_per_tb_traffic"}
+    assert all(isinstance(amount, str) for amount in price["price_hourly"].values()), "decimal numbers are text"
+    status, refused = get(lab.cloud, "/servers/1")
+    assert (status, set(refused), set(refused["error"])) == (404, {"error"}, {"code", "message", "details"})
+
+
 def test_pages(lab: Lab) -> None:
     for number in range(60):
         lab.cloud.add("volumes", name=f"v{number}")

@@ -7,6 +7,7 @@ import pytest
 from providers.base import Applied, Deleted, ErrorKind, Phase, ProviderError, Ref, Scope
 from providers.ucloud import UCloudProvider
 from providers.ucloud.errors import SETTLE_SECONDS
+from tests.fakes.ucloud.auth import CACHE_SECONDS
 from tests.fakes.ucloud.lab import CPU, GPU, Lab, order, phase
 from tests.fakes.ucloud.remote import Remote
 
@@ -145,6 +146,20 @@ def test_a_dead_credential_is_never_an_empty_listing(account: Lab, remote: Remot
         lambda: provider.delete(Ref(id=made.id)),
     ]
     for call in calls:
+        error = refusal(call)
+        assert (error.kind, error.applied, error.scope) == (ErrorKind.AUTH, Applied.NO, Scope.PROVIDER)
+
+
+@pytest.mark.parametrize("end", ["revoke", "remove_member"])
+def test_an_api_token_that_ended_works_on_for_a_minute_and_then_it_is_a_matter_of_credentials(
+    remote: Remote, provider: UCloudProvider, end: str
+) -> None:
+    made = provider.create(order())
+    remote.do("credentials", do=end)
+    remote.advance(CACHE_SECONDS - 1)
+    assert [seen.id for seen in provider.list().instances] == [made.id]
+    remote.advance(2)
+    for call in (provider.list, lambda: provider.create(order(2)), lambda: provider.delete(Ref(id=made.id))):
         error = refusal(call)
         assert (error.kind, error.applied, error.scope) == (ErrorKind.AUTH, Applied.NO, Scope.PROVIDER)
 
@@ -319,6 +334,16 @@ def test_pages_that_do_not_fit_together_are_no_listing(
     assert (error.kind, error.applied) == (ErrorKind.BUG, Applied.NO)
     remote.do("heal")
     assert len(provider.list().instances) == 10
+
+
+def test_a_job_that_no_page_has_is_missing_once_and_not_gone(remote: Remote, provider: UCloudProvider) -> None:
+    """Nothing shows that it is missing: this is why absence takes two listings, and `get`."""
+    ids = {provider.create(order(number)).id for number in range(3)}
+    remote.fault("pages", "browse", mode="skip")
+    seen = {instance.id for instance in provider.list().instances}
+    (missing,) = ids - seen
+    assert provider.get(Ref(id=missing)) is not None
+    assert {instance.id for instance in provider.list().instances} == ids
 
 
 @pytest.mark.parametrize("fault", ["gateway", "lost_request", "lost_response", "garbage", "rate_limit"])
