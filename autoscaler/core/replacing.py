@@ -49,7 +49,9 @@ def _drift(pool: PoolPolicy, intent: Intent, bundle: str) -> str | None:
 
 def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: dict[str, Bin]) -> None:
     """Closes what ends soon, and adds the next step of at most one replacement to the plan."""
-    _close_ending(draft, pool)
+    if not old:
+        return
+    _close_ending(draft, pool, old)
     rows = [(intent, node) for intent, node in _ready(draft, pool) if intent.operation_id in old]
     if not rows or not draft.world.clock_settled:
         return
@@ -75,10 +77,10 @@ def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: di
         draft.actions.append(Drain(oldest.operation_id, node.id, f"{reason}; {why}", cause=DRIFT))
 
 
-def _close_ending(draft: Draft, pool: PoolPolicy) -> None:
+def _close_ending(draft: Draft, pool: PoolPolicy, old: dict[str, str]) -> None:
     """What ends before its work could is given no more of it, whether or not there is a replacement."""
     for intent, node in _ready(draft, pool):
-        end = ending(draft, pool, intent)
+        end = ending(draft, pool, intent) if intent.operation_id in old else None
         if end is not None and end.left <= end.close_at:
             reason = f"{end.reason}; nothing new is to begin there"
             draft.actions.append(Drain(intent.operation_id, node.id, reason, cause=DRIFT))
