@@ -66,34 +66,7 @@ def draw(outcome: Outcome, summary: Summary) -> str:
     """The SVG document."""
     samples = _thinned(outcome.samples)
     hours = [sample.at / 3600 for sample in samples]
-    cost = _costs(outcome, samples)
-    resource = max(
-        (name for name in summary.utilisation if name in UNITS), key=lambda n: summary.utilisation[n], default="slots"
-    )
-    place, (unit, scale) = RESOURCES.index(resource), UNITS[resource]
-    used = [sample.used[place] / scale for sample in samples]
-    demand = [u + sample.wanted[place] / scale for u, sample in zip(used, samples, strict=True)]
-    panels = [
-        (
-            f"Demand and capacity, {unit} (the scarcest resource)",
-            [
-                Line("waiting", WAITING, demand, is_area=True),
-                Line("running", USED, used, is_area=True),
-                Line("capacity of ready nodes", CAPACITY, [sample.capacity[place] / scale for sample in samples]),
-            ],
-        ),
-        (
-            "Instances (number)",
-            [
-                Line("paid for", PAID, [float(sample.instances) for sample in samples], is_area=True),
-                Line("ready nodes", CAPACITY, [float(sample.nodes) for sample in samples]),
-            ],
-        ),
-        (
-            "Cost up to now, €",
-            [Line("cost", COST, cost), Line("lower bound of the whole trace", WAITING, [summary.bound] * len(samples))],
-        ),
-    ]
+    panels = [_demand(samples, summary), _instances(samples), _money(outcome, samples, summary)]
     height = TOP + len(panels) * (PANEL + GAP) + FOOT
     body = [*_heading(summary)]
     for number, (title, lines) in enumerate(panels):
@@ -104,6 +77,35 @@ def draw(outcome: Outcome, summary: Summary) -> str:
         f'font-family="sans-serif" font-size="12" fill="{INK}">'
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>' + "".join(body) + "</svg>\n"
     )
+
+
+def _demand(samples: Sequence[Sample], summary: Summary) -> tuple[str, list[Line]]:
+    resource = max(
+        (name for name in summary.utilisation if name in UNITS), key=lambda n: summary.utilisation[n], default="slots"
+    )
+    place, (unit, scale) = RESOURCES.index(resource), UNITS[resource]
+    used = [sample.used[place] / scale for sample in samples]
+    demand = [u + sample.wanted[place] / scale for u, sample in zip(used, samples, strict=True)]
+    capacity = [sample.capacity[place] / scale for sample in samples]
+    return f"Demand and capacity, {unit} (the scarcest resource)", [
+        Line("waiting", WAITING, demand, is_area=True),
+        Line("running", USED, used, is_area=True),
+        Line("capacity of ready nodes", CAPACITY, capacity),
+    ]
+
+
+def _instances(samples: Sequence[Sample]) -> tuple[str, list[Line]]:
+    return "Instances (number)", [
+        Line("paid for", PAID, [float(sample.instances) for sample in samples], is_area=True),
+        Line("ready nodes", CAPACITY, [float(sample.nodes) for sample in samples]),
+    ]
+
+
+def _money(outcome: Outcome, samples: Sequence[Sample], summary: Summary) -> tuple[str, list[Line]]:
+    return "Cost up to now, €", [
+        Line("cost", COST, _costs(outcome, samples)),
+        Line("lower bound of the whole trace", WAITING, [summary.bound] * len(samples)),
+    ]
 
 
 def _heading(summary: Summary) -> list[str]:

@@ -19,28 +19,34 @@ from autoscaler.simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summaris
 from providers.base import Billing
 
 
+TraceOption = Annotated[
+    str,
+    typer.Option(
+        "--trace",
+        metavar="FILE|NAME",
+        help=f"Trace to play (JSON Lines), or one that comes with the package: {', '.join(tracefile.shipped())}.",
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME",
+        help="The autoscaler's settings with a table \\[simulation] (TOML); left out, those made for that trace.",
+    ),
+]
+BillingOption = Annotated[
+    Billing | None, typer.Option(help="How every provider charges; left out, as the settings say.")
+]
+ChartOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw demand, capacity and cost over time (SVG).")
+]
+
+
 def simulate(
-    trace_name: Annotated[
-        str,
-        typer.Option(
-            "--trace",
-            metavar="FILE|NAME",
-            help=f"Trace to play (JSON Lines), or one that comes with the package: {', '.join(tracefile.shipped())}.",
-        ),
-    ],
-    config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|NAME",
-            help="The autoscaler's settings with a table \\[simulation] (TOML); left out, those made for that trace.",
-        ),
-    ] = None,
-    billing: Annotated[
-        Billing | None, typer.Option(help="How every provider charges; left out, as the settings say.")
-    ] = None,
-    chart: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw demand, capacity and cost over time (SVG).")
-    ] = None,
+    trace_name: TraceOption,
+    config: ConfigOption = None,
+    billing: BillingOption = None,
+    chart: ChartOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Play a demand trace through the autoscaler on virtual time, and show cost, waiting and churn.

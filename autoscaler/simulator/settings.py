@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from autoscaler.settings import AutoscalerSettings, SettingsError
 from autoscaler.simulator.trace import Spread
+from autoscaler.simulator.wording import problems
 from providers.base import Billing, Offer, Resources
 
 TABLE: Final = "simulation"
@@ -117,9 +118,19 @@ def load(path: Path) -> Setup:
     simulation = values.pop(TABLE, {})
     described = simulation.get("providers", {}) if isinstance(simulation, dict) else {}
     values.setdefault("providers", {name: {} for name in described})
-    try:
-        own = AutoscalerSettings.model_validate(_UNUSED | values)
-        return Setup(autoscaler=own, simulation=SimulationSettings.model_validate(simulation))
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        raise SettingsError(f"configuration file {path}: {problems}") from error
+    halves: dict[str, BaseModel] = {}
+    wrong: list[str] = []
+    for name, model, given in (
+        ("autoscaler", AutoscalerSettings, _UNUSED | values),
+        (TABLE, SimulationSettings, simulation),
+    ):
+        try:
+            halves[name] = model.model_validate(given)
+        except ValidationError as error:
+            wrong.append(problems(error, within=TABLE if name == TABLE else ""))
+    if not wrong:
+        try:
+            return Setup.model_validate(halves)
+        except ValidationError as error:
+            wrong.append(problems(error))
+    raise SettingsError(f"configuration file {path}: {'; '.join(wrong)}")

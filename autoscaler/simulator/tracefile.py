@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autoscaler.simulator.trace import MOST_JOBS, Batch, Spread, Trace, earliest
+from autoscaler.simulator.wording import problems
 
 SUFFIX: Final = ".jsonl"
 MOST_DAYS: Final = 31
@@ -88,23 +89,9 @@ def _parsed(path: Path, number: int, line: str, model: type[Line]) -> Line:
     try:
         return model.model_validate_json(line)
     except ValidationError as error:
-        raise TraceError(f"trace {path}, line {number}: {_words(error, model)}") from error
-
-
-def _words(error: ValidationError, model: type[BaseModel]) -> str:
-    """What is wrong with a line, for whoever wrote it."""
-    found = []
-    for each in error.errors():
-        key = ".".join(map(str, each["loc"]))
-        match each["type"]:
-            case "extra_forbidden":
-                keys = Spread.model_fields if key.startswith("seconds.") else model.model_fields
-                found.append(f"the key {key!r} is unknown; there are {', '.join(keys)}")
-            case "missing":
-                found.append(f"the key {key!r} is missing")
-            case _:
-                found.append(f"{key}: {each['msg']}" if key else each["msg"])
-    return "; ".join(found)
+        inner = any(each["loc"][:1] == ("seconds",) for each in error.errors())
+        known = tuple(Spread.model_fields if inner else model.model_fields)
+        raise TraceError(f"trace {path}, line {number}: {problems(error, known=known)}") from error
 
 
 def _check_names(path: Path, batches: Mapping[int, Batch]) -> None:

@@ -155,7 +155,11 @@ def test_percentiles_are_of_the_nearest_rank() -> None:
             r"\[simulation.providers.cloud\] is missing",
         ),
         ("[simulation.providers.cloud]\noffers = []", "offers"),
-        ("tick_second = 1", "tick_second"),
+        ("tick_second = 1", "the key 'tick_second' is unknown"),
+        (
+            "tick_second = 1\n[simulation.providers.cloud]\nbiling = 1",
+            "'tick_second' is unknown; .*the key 'simulation.providers.cloud.biling' is unknown",
+        ),
         ("tick_seconds = 1.0", "no pool"),
         ("[[", "configuration file"),
     ],
