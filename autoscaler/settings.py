@@ -98,7 +98,7 @@ class PoolSettings(BaseModel):
     labels: dict[str, str] = {}
     """More labels of its instances, in the provider's own rules."""
     replace_outdated: bool = True
-    """Whether nodes made from other settings, or of an offer that ends, are replaced one by one."""
+    """Whether nodes of other settings, of another bundle, or of an offer that ends are replaced one by one."""
     image: str = ""
     """What instances boot from, in the provider's words."""
     min: int = Field(default=0, ge=0)
