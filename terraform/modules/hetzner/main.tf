@@ -5,6 +5,9 @@ locals {
   secret_file    = "/var/lib/sandbox-fleet/autoscaler/hcloud.token"
   workers_public = var.worker_public_net.ipv4 || var.worker_public_net.ipv6
   needs_nat      = !var.worker_public_net.ipv4
+
+  # Locations that are known; one that is not is left to the API.
+  zones = { fsn1 = "eu-central", nbg1 = "eu-central", hel1 = "eu-central", ash = "us-east", hil = "us-west", sin = "ap-southeast" }
 }
 
 module "render" {
@@ -18,7 +21,10 @@ module "render" {
   listen_host  = local.gateway_ip
   tls          = var.tls
   public_ipv4  = hcloud_primary_ip.gateway.ip_address
-  nat_for      = local.needs_nat ? var.network_cidr : null
+
+  private_network = var.network_cidr
+  nat             = local.needs_nat
+
   state_device = "/dev/disk/by-id/scsi-0HC_Volume_${hcloud_volume.state.id}"
   secret_file  = local.secret_file
 

@@ -18,6 +18,11 @@ variable "network_zone" {
   description = "Zone of the private network; it must hold every location of the pools."
   type        = string
   default     = "eu-central"
+
+  validation {
+    condition     = lookup(local.zones, var.location, var.network_zone) == var.network_zone
+    error_message = "location ${var.location} is not in network zone ${var.network_zone}."
+  }
 }
 
 variable "network_cidr" {
@@ -26,7 +31,7 @@ variable "network_cidr" {
   default     = "10.20.0.0/16"
 
   validation {
-    condition     = can(regex("^(10|172|192)\\.", var.network_cidr)) && can(cidrsubnet(var.network_cidr, 0, 0)) && try(tonumber(split("/", var.network_cidr)[1]), 32) <= 24
+    condition     = can(regex("^(10|172\\.(1[6-9]|2[0-9]|3[01])|192\\.168)\\.", var.network_cidr)) && can(cidrsubnet(var.network_cidr, 0, 0)) && try(tonumber(split("/", var.network_cidr)[1]), 32) <= 24
     error_message = "network_cidr must be a private IPv4 network of at least 256 addresses."
   }
 }
@@ -136,6 +141,16 @@ variable "wheel_sha256" {
 variable "pools" {
   description = "The autoscaler's [[pools]], as in its settings file; provider is hetzner unless said otherwise."
   type        = any
+
+  validation {
+    # A server cannot join a network of another zone.
+    condition = alltrue(flatten([
+      for pool in var.pools : [
+        for offer in try(pool.offers, []) : lookup(local.zones, try(offer.location, ""), var.network_zone) == var.network_zone
+      ] if try(pool.provider, "hetzner") == "hetzner"
+    ]))
+    error_message = "An offer of a pool is in another network zone than ${var.network_zone}, and its workers could not join the network."
+  }
 }
 
 variable "worker_public_net" {

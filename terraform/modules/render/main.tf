@@ -11,7 +11,8 @@ locals {
     lib_dir           = local.lib_dir
     listen_host       = var.listen_host
     listen_port       = var.listen_port
-    nat_for           = var.nat_for
+    nat               = var.nat
+    private_network   = var.private_network
     backup            = var.object_storage != null
     backup_region     = var.object_storage == null ? "" : var.object_storage.region
     backup_url = var.object_storage == null ? "" : join("/", [
@@ -39,8 +40,8 @@ locals {
     "${local.units}/sandbox-autoscaler.path"       = ["sandbox-autoscaler.path.tftpl", "0644", true]
     "/etc/caddy/Caddyfile"                         = ["Caddyfile.tftpl", "0644", var.tls.mode != "none"]
     "${local.units}/caddy.service.d/state.conf"    = ["caddy-state.conf.tftpl", "0644", var.tls.mode != "none"]
-    "/etc/nftables.conf"                           = ["nftables.conf.tftpl", "0644", var.nat_for != null]
-    "/etc/sysctl.d/90-sandbox-fleet.conf"          = ["sysctl.conf.tftpl", "0644", var.nat_for != null]
+    "/etc/nftables.conf"                           = ["nftables.conf.tftpl", "0644", var.private_network != null]
+    "/etc/sysctl.d/90-sandbox-fleet.conf"          = ["sysctl.conf.tftpl", "0644", var.nat]
     "${local.lib_dir}/backup"                      = ["backup.sh.tftpl", "0755", var.object_storage != null]
     "${local.units}/sandbox-backup.service"        = ["sandbox-backup.service.tftpl", "0644", var.object_storage != null]
     "${local.units}/sandbox-backup.timer"          = ["sandbox-backup.timer.tftpl", "0644", var.object_storage != null]

@@ -151,14 +151,25 @@ variable "public_ipv4" {
   }
 }
 
-variable "nat_for" {
-  description = "Private network whose machines reach the internet through this one (CIDR); null for none."
+variable "private_network" {
+  description = "Network of the nodes (CIDR): of this machine they reach the gateway's port and nothing else. Null where the cloud has none that is known."
   type        = string
   default     = null
 
   validation {
-    condition     = var.nat_for == null || can(cidrhost(var.nat_for, 0))
-    error_message = "nat_for must be a network such as 10.20.0.0/16."
+    condition     = var.private_network == null || can(cidrhost(var.private_network, 0))
+    error_message = "private_network must be a network such as 10.20.0.0/16."
+  }
+}
+
+variable "nat" {
+  description = "Whether the private network reaches the internet through this machine."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.nat || var.private_network != null
+    error_message = "nat needs private_network."
   }
 }
 

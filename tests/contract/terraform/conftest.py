@@ -1,12 +1,13 @@
 """Copies of `terraform/` that Terraform can work in, offline, and what it takes."""
 
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -41,6 +42,21 @@ class Workspace:
         """Runs ``init``."""
         done = self.terraform(module, "init", "-no-color", "-input=false")
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def rendered(self, name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Outputs of the render module for these variables, applied in a copy of it, ``name``, with its own state."""
+        module = f"rendered/{name}"
+        shutil.copytree(self.path / "modules" / "render", self.path / module)
+        values = self.path / module / "values.json"
+        values.write_text(json.dumps(variables))
+        self.ready(module)
+        for words in (
+            ("apply", "-no-color", "-auto-approve", "-input=false", f"-var-file={values}"),
+            ("output", "-json"),
+        ):
+            done = self.terraform(module, *words)
+            assert done.returncode == 0, done.stdout + done.stderr
+        return {output: item["value"] for output, item in json.loads(done.stdout).items()}
 
 
 def offline(folder: Path) -> dict[str, str]:

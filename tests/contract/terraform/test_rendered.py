@@ -1,6 +1,5 @@
 """What the render module makes is what the daemons, systemd, cloud-init and the shell understand."""
 
-import json
 import os
 import shutil
 import stat
@@ -35,7 +34,8 @@ FULL: Final[Mapping[str, Any]] = {
     "cloud": "hetzner",
     "listen_host": "10.20.0.2",
     "public_ipv4": "192.0.2.10",
-    "nat_for": "10.20.0.0/16",
+    "private_network": "10.20.0.0/16",
+    "nat": True,
     "state_device": "/dev/disk/by-id/scsi-0HC_Volume_4711",
     "secret_file": HCLOUD,
     "object_storage": {"endpoint": "https://hel1.your-objectstorage.com", "region": "hel1", "bucket": "fleet-state"},
@@ -86,28 +86,12 @@ class Rendered:
         return self.root / name.lstrip("/")
 
 
-def render(workspace: Workspace, name: str, case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Outputs of the render module for these variables, applied in a copy of the module with a state of its own."""
-    values = folder / "values.json"
-    values.write_text(json.dumps(case))
-    module = f"rendered/{name}"
-    shutil.copytree(workspace.path / "modules" / "render", workspace.path / module)
-    workspace.ready(module)
-    for words in (
-        ("apply", "-no-color", "-auto-approve", "-input=false", f"-var-file={values}"),
-        ("output", "-json"),
-    ):
-        done = workspace.terraform(module, *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return {name: item["value"] for name, item in json.loads(done.stdout).items()}
-
-
 @pytest.fixture(scope="module", params=list(CASES))
 def rendered(
     request: pytest.FixtureRequest, workspace: Workspace, tmp_path_factory: pytest.TempPathFactory
 ) -> Rendered:
     folder = tmp_path_factory.mktemp(request.param)
-    outputs = render(workspace, request.param, CASES[request.param], folder)
+    outputs = workspace.rendered(request.param, CASES[request.param])
     root = folder / "root"
     for name, file in outputs["files"].items():
         path = root / name.lstrip("/")
@@ -208,7 +192,7 @@ def test_nftables_takes_the_rules(rendered: Rendered) -> None:
     """In a network namespace of its own, twice: the second load replaces the first."""
     path = rendered.path("/etc/nftables.conf")
     if not path.exists():
-        assert "nat_for" not in BEHIND_A_PROXY
+        assert "private_network" not in BEHIND_A_PROXY
         return
     load = f"nft -f {path} && nft -f {path} && nft list table ip sandbox_fleet"
     done = subprocess.run(
@@ -241,7 +225,7 @@ TLS: Final = {
 
 @pytest.mark.parametrize("mode", TLS)
 def test_the_proxy_takes_its_settings(workspace: Workspace, mode: str, tmp_path: Path) -> None:
-    outputs = render(workspace, f"caddy-{mode}", {**FULL, "tls": TLS[mode]}, tmp_path)
+    outputs = workspace.rendered(f"caddy-{mode}", {**FULL, "tls": TLS[mode]})
     caddyfile = tmp_path / "Caddyfile"
     caddyfile.write_text(outputs["files"]["/etc/caddy/Caddyfile"]["content"].replace(STATE, str(tmp_path / "state")))
     command = [borrowed("caddy"), "validate", "--adapter", "caddyfile", "--config", str(caddyfile)]

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.settings import load_settings as load_autoscaler
+from gateway.settings import load_settings as load_gateway
 from providers.base import Phase
+from providers.ucloud import UCloudProvider
 from tests.contract.terraform.conftest import Workspace
 from tests.fakes.ucloud.auth import API_TOKEN
 from tests.fakes.ucloud.lab import CPU, FOLDER, Lab, lab
@@ -69,6 +72,17 @@ def test_apply_orders_one_machine_and_destroy_ends_it(account: Lab, workspace: W
     assert account.provider("fleet").list().instances == ()
     order = workspace.path / MODULE / "build" / "order.toml"
     assert API_TOKEN not in order.read_text()
+
+    outputs = json.loads(workspace.terraform(MODULE, "output", "-json").stdout)
+    for name in ("gateway", "autoscaler"):
+        (tmp_path / f"{name}.toml").write_text(outputs[f"{name}_toml"]["value"])
+    assert load_gateway(tmp_path / "gateway.toml", environ={}).port == 8090
+    settings = load_autoscaler(tmp_path / "autoscaler.toml", environ={})
+    assert settings.node_gateway_url == outputs["node_gateway_url"]["value"] == "http://fleet-gateway:8090"
+    table = {**settings.providers["ucloud"], "api_token_file": str(token)}
+    UCloudProvider.from_settings(table, deployment=settings.deployment, environ={})
+    script = workspace.path / MODULE / "build" / "init.sh"
+    assert script.read_text() == outputs["init_script"]["value"]
 
     done = workspace.terraform(MODULE, "destroy", *words, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr

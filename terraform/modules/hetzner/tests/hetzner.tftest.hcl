@@ -149,6 +149,10 @@ run "public_workers" {
     condition     = strcontains(output.autoscaler_toml, "firewalls = [12]") && strcontains(output.autoscaler_toml, "ipv4 = true")
     error_message = "they get the firewall"
   }
+  assert {
+    condition     = strcontains(output.install_script, "restart nftables.service") && !strcontains(output.install_script, "sysctl")
+    error_message = "the gateway masquerades for nobody, and stays closed to the private network"
+  }
 }
 
 run "a_data_centre_is_refused" {
@@ -185,4 +189,47 @@ run "what_the_module_sets_cannot_be_replaced" {
     hetzner_settings = { networks = [1] }
   }
   expect_failures = [var.hetzner_settings]
+}
+
+run "a_location_of_another_zone_is_refused" {
+  command = plan
+
+  variables {
+    location = "ash"
+    pools    = [{ name = "cpu", max = 1 }]
+  }
+  expect_failures = [var.network_zone]
+}
+
+run "an_offer_of_another_zone_is_refused" {
+  command = plan
+
+  variables {
+    pools = [{ name = "cpu", max = 1, offers = [{ type = "cx43", location = "fsn1" }, { type = "cpx42", location = "ash" }] }]
+  }
+  expect_failures = [var.pools]
+}
+
+run "another_zone_is_taken_as_a_whole" {
+  command = plan
+
+  variables {
+    location     = "ash"
+    network_zone = "us-east"
+    pools        = [{ name = "cpu", max = 1, offers = [{ type = "cpx42", location = "ash" }] }]
+  }
+  assert {
+    condition     = hcloud_network_subnet.fleet.network_zone == "us-east"
+    error_message = "the subnet is in the zone of the gateway and the workers"
+  }
+}
+
+run "a_public_range_is_no_private_network" {
+  command = plan
+
+  variables {
+    network_cidr = "172.66.0.0/16"
+    subnet_cidr  = "172.66.0.0/20"
+  }
+  expect_failures = [var.network_cidr]
 }

@@ -1,15 +1,16 @@
 # The module has no provider: these runs need no network and no account.
 
 variables {
-  deployment   = "prod"
-  cloud        = "hetzner"
-  wheel_url    = "https://files.example.org/sandbox_fleet-0.1.0-py3-none-any.whl"
-  wheel_sha256 = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-  listen_host  = "10.20.1.2"
-  public_ipv4  = "192.0.2.10"
-  nat_for      = "10.20.0.0/16"
-  state_device = "/dev/disk/by-id/scsi-0HC_Volume_4711"
-  secret_file  = "/var/lib/sandbox-fleet/autoscaler/hcloud.token"
+  deployment      = "prod"
+  cloud           = "hetzner"
+  wheel_url       = "https://files.example.org/sandbox_fleet-0.1.0-py3-none-any.whl"
+  wheel_sha256    = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+  listen_host     = "10.20.1.2"
+  public_ipv4     = "192.0.2.10"
+  private_network = "10.20.0.0/16"
+  nat             = true
+  state_device    = "/dev/disk/by-id/scsi-0HC_Volume_4711"
+  secret_file     = "/var/lib/sandbox-fleet/autoscaler/hcloud.token"
   provider_tables = {
     hetzner = { token_file = "/var/lib/sandbox-fleet/autoscaler/hcloud.token", ssh_keys = ["42"], networks = [4711], ipv4 = false, reach = null }
   }
@@ -100,7 +101,8 @@ run "a_machine_behind_a_proxy_has_none_of_its_own" {
     cloud            = "ucloud"
     tls              = { mode = "none" }
     public_ipv4      = null
-    nat_for          = null
+    private_network  = null
+    nat              = false
     state_device     = null
     listen_host      = "0.0.0.0"
     node_gateway_url = "http://prod-gateway:8090"
