@@ -243,7 +243,7 @@ def give_up(settings: AutoscalerSettings, environ: Mapping[str, str], within: fl
     journal = open_journal(settings)
     try:
         names = frozenset(intent.name for intent in journal.open_intents())
-        left = release.release(journal, providers, clock=Clock(), within=within)
+        left = release.release(journal, providers, clock=Clock(), within=within, lanes=Threads())
     finally:
         journal.close()
     for sentence in release.forget(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):

@@ -3,10 +3,15 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from autoscaler.clock import Clock
 from autoscaler.core.lifecycle import GIVING_UP, IntentState
+from autoscaler.core.model import Intent
+from autoscaler.lanes import Lanes, Serial
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
 from gateway.client import GatewayError, GatewayUnreachableError
@@ -27,6 +32,7 @@ def release(
     clock: Clock,
     within: float,
     sleep: Callable[[float], None] = time.sleep,
+    lanes: Lanes = Serial(),
 ) -> list[str]:
     """Deletes all instances and waits until they are gone.
 
@@ -36,20 +42,25 @@ def release(
         clock: for rows and the deadline.
         within: seconds for everything.
         sleep: waits that many seconds.
+        lanes: where providers are called; one that hangs does not hold up the others.
 
     Returns:
         A sentence for each instance or provider that is left; calling again goes on.
     """
     _give_up(journal, clock)
     deadline = clock.monotonic() + within
-    asked: dict[tuple[str, str], float] = {}
-    while True:
-        left: list[str] = []
-        for name, provider in providers.items():
-            left += _round(journal, name, provider, clock, asked)
-        if not left or clock.monotonic() >= deadline:
-            return left
-        sleep(STEP_SECONDS)
+    begun = {
+        name: lanes.start(name, partial(_Provider(journal, name, provider, clock).release, deadline, sleep))
+        for name, provider in providers.items()
+    }
+    wait([future for future in begun.values() if future is not None], within + STEP_SECONDS)
+    left: list[str] = []
+    for name, future in begun.items():
+        if future is not None and future.done():
+            left += future.result()
+        else:
+            left.append(f"provider {name}: it has not answered in time")
+    return left
 
 
 def _give_up(journal: Journal, clock: Clock) -> None:
@@ -58,26 +69,40 @@ def _give_up(journal: Journal, clock: Clock) -> None:
             journal.move(intent.operation_id, state, now=clock.now(), reason="the fleet is given up")
 
 
-def _round(
-    journal: Journal, name: str, provider: ComputeProvider, clock: Clock, asked: dict[tuple[str, str], float]
-) -> list[str]:
-    """One look at one provider: deletes what is there, and closes the rows of what is not."""
-    try:
-        listed = {i.name: i for i in provider.list().instances if i.phase is not Phase.GONE}
-        rows = {intent.name: intent for intent in journal.open_intents() if intent.provider == name}
-        for instance_name in {*listed, *rows}:
-            since = clock.monotonic() - asked.get((name, instance_name), float("-inf"))
-            if instance_name in listed and since < AGAIN_SECONDS:
-                continue
-            asked[name, instance_name] = clock.monotonic()
-            answer = provider.delete(Ref(name=instance_name))
-            if answer is Deleted.GONE and instance_name in rows:
-                row = rows[instance_name]
-                journal.move(row.operation_id, IntentState.GONE, now=clock.now(), reason="the provider has it no more")
-    except ProviderError as error:
-        return [f"provider {name}: {error}"]
-    rest = {*listed} | {intent.name for intent in journal.open_intents() if intent.provider == name}
-    return [f"{instance_name} is still there" for instance_name in sorted(rest)]
+@dataclass(frozen=True)
+class _Provider:
+    journal: Journal
+    name: str
+    provider: ComputeProvider
+    clock: Clock
+    asked: dict[str, float] = field(default_factory=dict)
+    """When each delete was sent last."""
+
+    def release(self, deadline: float, sleep: Callable[[float], None]) -> list[str]:
+        """What is left at the deadline."""
+        while (left := self._round()) and self.clock.monotonic() < deadline:
+            sleep(STEP_SECONDS)
+        return left
+
+    def _round(self) -> list[str]:
+        """One look: deletes what is there, and closes the rows of what is not."""
+        try:
+            listed = {i.name: i for i in self.provider.list().instances if i.phase is not Phase.GONE}
+            rows = self._rows()
+            for name in {*listed, *rows}:
+                since = self.clock.monotonic() - self.asked.get(name, float("-inf"))
+                if name in listed and since < AGAIN_SECONDS:
+                    continue
+                self.asked[name] = self.clock.monotonic()
+                if self.provider.delete(Ref(name=name)) is Deleted.GONE and name in rows:
+                    reason = "the provider has it no more"
+                    self.journal.move(rows[name].operation_id, IntentState.GONE, now=self.clock.now(), reason=reason)
+        except ProviderError as error:
+            return [f"provider {self.name}: {error}"]
+        return [f"{name} is still there" for name in sorted({*listed, *self._rows()})]
+
+    def _rows(self) -> dict[str, Intent]:
+        return {intent.name: intent for intent in self.journal.open_intents() if intent.provider == self.name}
 
 
 def forget(gateway: Gateway, names: frozenset[str]) -> list[str]:

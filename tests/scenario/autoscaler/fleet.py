@@ -147,7 +147,7 @@ class Fleet:
 
     def make_cloud(self, name: str) -> FakeCloud:
         """The cloud of one provider."""
-        return FakeCloud()
+        return FakeCloud(prefix=name)
 
     def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
         """What speaks to one cloud."""

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler import release
+from autoscaler.clock import Clock
 from autoscaler.core.model import OfferKey
 from autoscaler.lanes import Threads
 from autoscaler.observe import Observer, Pace
@@ -172,3 +174,18 @@ def test_a_gateway_that_never_answers_holds_up_no_proved_delete(two: Fleet) -> N
     two.reconciler._observer._gateway = real
     leave(two)
     two.until(lambda: not two.states(), 200)
+
+
+def test_when_the_fleet_is_given_up_one_that_hangs_is_named_and_the_other_goes(two: Fleet) -> None:
+    two.ask(12)
+    two.until(lambda: two.states() == ["ready", "ready", "ready"])
+    hang, lanes = Hang(two.clouds["east"], "delete"), Threads()
+    west = two.clouds["west"]
+    west.stop_seconds = 0.0
+    left = release.release(
+        two.journal, two.providers, clock=Clock(), within=2.0, sleep=lambda _: west.advance(1.0), lanes=lanes
+    )
+    assert left == ["provider east: it has not answered in time"]
+    assert not west.machines
+    hang.let_go()
+    lanes.close()
