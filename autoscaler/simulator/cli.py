@@ -18,7 +18,6 @@ from autoscaler.simulator.gateway import WorkLostError
 from autoscaler.simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
 from providers.base import Billing
 
-
 TraceOption = Annotated[
     str,
     typer.Option(

@@ -5,7 +5,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from autoscaler.settings import AutoscalerSettings, SettingsError
 from autoscaler.simulator.trace import Spread
@@ -13,6 +13,7 @@ from autoscaler.simulator.wording import problems
 from providers.base import Billing, Offer, Resources
 
 TABLE: Final = "simulation"
+BILLINGS: Final = (Billing.PER_SECOND, Billing.HOURLY_ROUND_UP)
 _UNUSED: Final = {"gateway_url": "http://gateway.invalid", "token_file": "none"}
 """Settings that a simulation has no use for, where the file leaves them out."""
 
@@ -58,6 +59,13 @@ class CloudSettings(BaseModel):
     boot_failures: float = Field(default=0.0, ge=0, lt=1)
     """Share of instances that run and never register."""
 
+    @field_validator("billing")
+    @classmethod
+    def _can_be_billed(cls, billing: Billing) -> Billing:
+        if billing not in BILLINGS:
+            raise ValueError(f"what is {billing.value} has no bill to simulate; choose {' or '.join(BILLINGS)}")
+        return billing
+
     @property
     def boot_seconds(self) -> float:
         """Median time from the order to the node."""
@@ -90,7 +98,15 @@ class Setup(BaseModel):
     simulation: SimulationSettings
 
     def billed(self, billing: Billing) -> "Setup":
-        """The same under providers that charge like this."""
+        """The same under providers that charge like this.
+
+        Raises:
+            SettingsError: nothing can be charged like this.
+        """
+        if billing not in BILLINGS:
+            raise SettingsError(
+                f"--billing {billing.value}: it has no bill to simulate; choose {' or '.join(BILLINGS)}"
+            )
         changes = {"billing": billing}
         clouds = {name: cloud.model_copy(update=changes) for name, cloud in self.simulation.providers.items()}
         return self.model_copy(update={"simulation": self.simulation.model_copy(update={"providers": clouds})})

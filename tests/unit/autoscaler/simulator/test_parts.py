@@ -161,6 +161,7 @@ def test_percentiles_are_of_the_nearest_rank() -> None:
             "'tick_second' is unknown; .*the key 'simulation.providers.cloud.biling' is unknown",
         ),
         ("tick_seconds = 1.0", "no pool"),
+        ('[simulation.providers.cloud]\nbilling = "prepaid"', "choose per_second or hourly_round_up"),
         ("[[", "configuration file"),
     ],
 )
