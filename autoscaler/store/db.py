@@ -31,6 +31,10 @@ def open_engine(url: str) -> Engine:
     """
     if (path := _file(url)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Only its owner may read it, and SQLite gives its side files the same mode. What cannot be made, SQLite refuses.
+        with contextlib.suppress(OSError):
+            path.touch(mode=0o600)
+            path.chmod(0o600)
     with _sentences(url):
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS} if url.startswith("sqlite") else {})
         if engine.dialect.name == "sqlite":
