@@ -107,16 +107,15 @@ def test_builders_come_when_they_are_asked_for_and_go_when_nobody_asks_any_more(
     assert_cost_stands_still(cloud)
 
 
-def test_a_machine_that_becomes_no_node_is_given_back_and_another_takes_its_place(tmp_path: Path, nodes: Nodes) -> None:
+def test_a_machine_that_becomes_no_node_is_given_back_and_its_pool_held_back(tmp_path: Path, nodes: Nodes) -> None:
     with ucloud_cloud(nodes) as cloud:
         # The first machine boots in the middle of an upload, and finds half of its script.
         cloud.remote.fault("cut_script", "boot")
-        with fleet_of(tmp_path, [Pool(cloud, settings={"boot_seconds": 5.0})]) as fleet, fleet.autoscaler():
-            assert fleet.create("one") == "cpu"
-            (good,) = cloud.here()
-            (node,) = fleet.client.nodes()
-            assert node.operation_id == good
-            assert (len(cloud.ever()), len(nodes.booted), nodes.running()) == (2, 2, [node.instance])
+        pools = [Pool(cloud, "first", {"boot_seconds": 3.0, "extend_seconds": 0}), Pool(cloud, "second")]
+        with fleet_of(tmp_path, pools) as fleet, fleet.autoscaler():
+            assert fleet.create("one") == "second"
+            assert cloud.here("first") == []
+            assert (len(cloud.ever("first")), len(cloud.ever("second")), len(nodes.booted)) == (1, 1, 2)
 
 
 def assert_cost_stands_still(cloud: Cloud) -> None:
