@@ -137,7 +137,7 @@ class Deaths:
                 "/v1/capacity/prepare", id="burst", count=units, memory_mb=UNIT_MB, disk_mb=64, cpus=0.1
             )
         elif self._wanted:
-            url = f"{self.fleet.gateway.url}/v1/capacity/prepare/burst"
+            url = f"{self.fleet.client.url}/v1/capacity/prepare/burst"
             answer = requests.delete(url, headers={"Authorization": f"Bearer {self.fleet.operator}"}, timeout=60)
         else:
             return
