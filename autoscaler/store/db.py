@@ -31,7 +31,7 @@ def open_engine(url: str) -> Engine:
     """
     if (path := _file(url)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Only its owner may read it, and SQLite gives its side files the same mode. What cannot be made, SQLite refuses.
+        # Only its owner may read it; SQLite gives its side files the same mode, and refuses what cannot be made.
         with contextlib.suppress(OSError):
             path.touch(mode=0o600)
             path.chmod(0o600)
