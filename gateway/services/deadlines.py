@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from gateway.errors import ApiError
 from gateway.services.background import wait_for_event
 from gateway.services.ports import Clock
 
@@ -67,7 +68,10 @@ class Deadlines:
     async def _serve(self, key: str) -> None:
         try:
             await self._due(key)
+            return
+        except ApiError as error:
+            log.error("deadline of %s: %s; it is tried again in %s s", key, error.message, RETRY_AFTER)
         except Exception:
             log.exception("deadline of %s failed; it is tried again in %s s", key, RETRY_AFTER)
-            if key not in self._at:
-                self.set(key, self._clock.monotonic() + RETRY_AFTER)
+        if key not in self._at:
+            self.set(key, self._clock.monotonic() + RETRY_AFTER)

@@ -165,7 +165,12 @@ class NodeService:
     async def _heartbeat(self, node_id: str, beat: Heartbeat) -> HeartbeatAnswer:
         async with self._locks.setdefault(node_id, asyncio.Lock()):
             seen = self._seen.get(node_id, {})
-            taken = await self._rim.ledger.commit(lambda session: self._take_in(session, node_id, beat, seen))
+            try:
+                taken = await self._rim.ledger.commit(lambda session: self._take_in(session, node_id, beat, seen))
+            except ApiError as error:
+                if error.code is not ErrorCode.NODE_NOT_FOUND:
+                    self._silence.heard_in_vain(node_id)
+                raise
             self._silence.heard(taken.after)
             if taken.before.node_url != taken.after.node_url:
                 self._rim.routes.forget_node(node_id)

@@ -28,13 +28,18 @@ class Silence:
         self._clock = clock
         self._new_id = new_id
         self._patience = patience
-        self._heard: dict[str, tuple[float, int]] = {}
+        self._heard: dict[str, tuple[float, Node]] = {}
         self._deadlines = Deadlines(clock, self._judge)
 
     def heard(self, node: Node) -> None:
         """The node gave a sign of life."""
-        self._heard[node.id] = (self._clock.monotonic(), node.beats)
+        self._heard[node.id] = (self._clock.monotonic(), node)
         self._arm(node)
+
+    def heard_in_vain(self, node_id: str) -> None:
+        """It spoke, and the store could not take that in, which must not count as the node's silence."""
+        if node_id in self._heard:
+            self.heard(self._heard[node_id][1])
 
     def forget(self, node_id: str) -> None:
         """The node is gone."""
@@ -55,14 +60,15 @@ class Silence:
     async def _judge(self, node_id: str) -> None:
         if node_id not in self._heard:
             return
-        at, beats = self._heard[node_id]
+        at, known = self._heard[node_id]
         age = self._clock.monotonic() - at
-        after = await self._ledger.commit(lambda session: self._fallen_silent(session, node_id, beats, age))
+        after = await self._ledger.commit(lambda session: self._fallen_silent(session, node_id, known.beats, age))
         if after is None or after.state is NodeState.GONE:
             self.forget(node_id)
-        elif after.beats != beats:
+        elif after.beats != known.beats:
             self.heard(after)  # another gateway took in a heartbeat
-        else:
+        elif node_id in self._heard:
+            self._heard[node_id] = (self._heard[node_id][0], after)
             self._arm(after)
 
     def _fallen_silent(self, session: Session, node_id: str, beats: int, age: float) -> Written[Node | None]:

@@ -1,18 +1,32 @@
 """Nodes: how they join, what their inventories mean, and what happens when they fall silent."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from gateway.core.liveness import Patience
 from gateway.errors import ApiError
+from gateway.services.assembly import build
+from gateway.services.deadlines import RETRY_AFTER
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 from gateway.wire.tokens import Scope
-from tests.scenario.gateway.world import FakeNode, World, heartbeat, older, registration, spec
+from tests.scenario.gateway.test_crash import FailingDatabase
+from tests.scenario.gateway.world import (
+    FakeNode,
+    Fleet,
+    MovedClock,
+    World,
+    heartbeat,
+    older,
+    registration,
+    settings_for,
+    spec,
+)
 
 S = SandboxState
 N = NodeState
@@ -129,6 +143,34 @@ async def test_an_inventory_taken_before_a_pause_does_not_undo_it(here: World) -
     node.have["a"] = node.have["a"].model_copy(update={"state": S.RUNNING})  # somebody resumed it on the node
     await here.beat(node)
     assert await here.state("a") is S.RUNNING
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_a_store_that_takes_nothing_is_not_taken_for_the_silence_of_the_nodes(
+    tmp_path: Path, speaks: bool
+) -> None:
+    settings, fleet, clock = settings_for(tmp_path), Fleet(), MovedClock()
+    async with build(settings, fleet, clock, open_database=FailingDatabase.open) as services:
+        here, db = World(services, fleet, clock, settings), services.works.db
+        assert isinstance(db, FailingDatabase)
+        node = await here.join()
+        await here.services.sandboxes.create(spec())
+        db.failures = 1_000_000
+        for _ in range(int(2 * settings.lost_after / 10)):
+            clock.advance(10)
+            if speaks:
+                with pytest.raises(ApiError, match="disk is full"):
+                    await here.beat(node)
+            await asyncio.sleep(0)
+        db.failures = 0
+        clock.advance(RETRY_AFTER)  # whatever was due and could not be written is tried again
+        if speaks:
+            for _ in range(30):  # turns in which it would be judged
+                assert await node_state(here) is N.READY
+            await here.beat(node)
+            assert await here.state("a") is S.RUNNING
+        else:
+            await here.until("a", S.LOST)
 
 
 async def test_a_silent_node_gets_nothing_new_and_keeps_what_it_has(here: World) -> None:
