@@ -122,8 +122,7 @@ class Executor:
             case Stop():
                 self._stop(action, turn)
             case Sweep():
-                self._journal.record(self._clock.now(), action.instance_id, "sweep", action.reason)
-                self._providers[action.provider].delete(Ref(id=action.instance_id))
+                self._sweep(action)
             case Forget():
                 self._gateway.remove_node(action.node_id)
                 self._journal.record(self._clock.now(), action.node_id, "forgotten", action.reason)
@@ -176,6 +175,20 @@ class Executor:
                 return True
             raise
         return record.sandboxes == 0
+
+    def _sweep(self, action: Sweep) -> None:
+        now, key = self._clock.now(), backoff.sweep_key(action.provider, action.instance_id)
+        self._journal.record(now, action.instance_id, "sweep", action.reason)
+        words = "it was told to go"
+        try:
+            if self._providers[action.provider].delete(Ref(id=action.instance_id)) is Deleted.GONE:
+                self._journal.release([key])
+                return
+        except ProviderError as error:
+            log.warning("sweep of %s failed (%s): %s", action.instance_id, error.kind, error)
+            words = f"{error.kind}: {error}"
+        known = self._journal.backoffs().get(key)
+        self._journal.hold_back(backoff.grown(known, key, bounds=backoff.SWEEP_BOUNDS, now=now, reason=words))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

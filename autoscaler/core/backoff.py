@@ -19,6 +19,8 @@ BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
     Scope.POOL: (60.0, 3600.0),
     Scope.PROVIDER: (30.0, 3600.0),
 }
+SWEEP_BOUNDS: Final = (60.0, 1800.0)
+"""Between two orders for the end of one thing without a row."""
 QUOTA_BOUNDS: Final = (300.0, 3600.0)
 """A limit of an account is raised by people, or by instances that go."""
 BREAKER_FAILURES: Final = 3
@@ -40,6 +42,11 @@ def pool_key(pool: str) -> str:
 def closing_key(pool: str) -> str:
     """Key of a pool that closes no nodes."""
     return f"closing of pool {pool}"
+
+
+def sweep_key(provider: str, thing: str) -> str:
+    """Key of something without a row that was told to go, and is not told again before it had the time for it."""
+    return f"sweep of {provider} {thing}"
 
 
 def keys(provider: str, pool: str, offer: OfferKey) -> tuple[str, ...]:
@@ -144,5 +151,7 @@ def words(held: BackOff) -> str:
     seconds = held.until - held.failed_at
     if held.key == CLOCK:
         return f"for {seconds:.0f} s: {held.reason}"
+    if held.key.startswith("sweep of "):
+        return f"it is not told to go again for {seconds:.0f} s: {held.reason}"
     what = "closed" if held.key.startswith(closing_key("")) else "created"
     return f"nothing is {what} for {seconds:.0f} s: {held.reason}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from autoscaler.core import naming
+from autoscaler.core import backoff, naming
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import FleetPolicy, Forget, Intent, Node, PoolPolicy, ProviderView, Stop, Sweep, Wait, World
@@ -106,7 +106,7 @@ def sweeps(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> 
     for name, seen in sorted(listed(world).items()):
         view = world.providers[name]
         if view.leftovers:
-            found += _unused(world, name, view, waits)
+            found += _unused(world, name, view, now, waits)
         for instance in strays(world, name, seen, view):
             age = view.taken_at - instance.created_at.timestamp()
             if instance.name in working and instance.name not in world.gone:
@@ -117,16 +117,28 @@ def sweeps(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> 
                 waits.append(
                     Wait(instance.name, f"no row knows it; it is deleted at {policy.orphan_seconds:.0f} s of age")
                 )
+            elif (held := _told(world, name, instance.id, now)) is not None:
+                waits.append(Wait(instance.name, f"no row knows it; {held}"))
             elif instance.id in world.strays_before:
                 found.append(Sweep(name, instance.id, f"{instance.name} has been there for {age:.0f} s without a row"))
     return found
 
 
-def _unused(world: World, name: str, view: ProviderView, waits: list[Wait]) -> list[Sweep]:
+def _told(world: World, provider: str, thing: str, now: float) -> str | None:
+    """Why something is not told to go again yet."""
+    held = world.backoffs.get(backoff.sweep_key(provider, thing))
+    if held is None or now >= held.until:
+        return None
+    return f"it is told to go again in {held.until - now:.0f} s: {held.reason}"
+
+
+def _unused(world: World, name: str, view: ProviderView, now: float, waits: list[Wait]) -> list[Sweep]:
     """Side resources, such as addresses and volumes, that no instance uses any more."""
     found: list[Sweep] = []
     for leftover in view.leftovers:
-        if leftover in world.leftovers_before and world.clock_settled:
+        if (held := _told(world, name, leftover, now)) is not None:
+            waits.append(Wait(leftover, f"no instance uses it; {held}"))
+        elif leftover in world.leftovers_before and world.clock_settled:
             found.append(Sweep(name, leftover, "no instance has used it for long"))
         else:
             waits.append(Wait(leftover, "no instance uses it; it is deleted once that has lasted"))

@@ -188,12 +188,14 @@ class Journal:
             return tuple(Event(**row.model_dump()) for row in reversed(rows))
 
     def prune(self, now: float) -> None:
-        """Drops events beyond the last ten thousand, and rows that have been gone for a week."""
+        """Drops events beyond the last ten thousand, rows that have been gone for a week, and forgotten back-offs."""
         with Session(self._engine) as session, session.begin():
             newest = session.exec(select(EventRow.id).order_by(col(EventRow.id).desc()).limit(1)).first() or 0
             session.exec(delete(EventRow).where(col(EventRow.id) <= newest - EVENTS_KEPT))
             old = col(IntentRow.changed_at) < now - GONE_KEPT_SECONDS
             session.exec(delete(IntentRow).where(col(IntentRow.state) == IntentState.GONE, old))
+            quiet = now - backoff.FORGET_SECONDS
+            session.exec(delete(BackOffRow).where(col(BackOffRow.failed_at) < quiet, col(BackOffRow.until) < quiet))
 
 
 def _row(session: Session, operation_id: str) -> IntentRow:

@@ -1,12 +1,13 @@
 """What is written down when the calls of a plan fail."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 from autoscaler.core import backoff, naming
 from autoscaler.core.model import Learn
 from gateway.wire.resources import Shape
-from providers.base import Applied, ComputeProvider, ErrorKind, Inventory, Phase
+from providers.base import Applied, ComputeProvider, Create, ErrorKind, Inventory, Phase
 from providers.testing.fake import FakeCloud, FakeProvider
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
 
@@ -115,3 +116,14 @@ def test_a_lesson_of_other_settings_stops_nobody(tmp_path: Path) -> None:
     (sandbox,) = fleet.ask()
     fleet.until(lambda: sandbox in fleet.gateway.placed and ("cpu", "small", "s2") in fleet.journal.learned())
     assert fleet.journal.learned()["cpu", "small", "s2"].cpus == 4
+
+
+def test_a_stray_that_cannot_be_deleted_is_told_to_go_ever_more_rarely(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    want = Create("test-cpu-stray", "stray", DEPLOYMENT, "cpu", "small", "here", "i", "", {naming.OPERATION: "stray"})
+    fleet.provider.create(want)
+    for _ in range(3):
+        fleet.cloud.fail_next("delete", ErrorKind.BUSY, Applied.NO)
+    fleet.until(lambda: not fleet.cloud.machines, ticks=1200)
+    sweeps = [event for event in fleet.journal.events(200) if event.kind == "sweep"]
+    assert [round(after.at - before.at) for before, after in itertools.pairwise(sweeps)] == [60, 120, 240]

@@ -10,6 +10,7 @@ from alembic.config import Config
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 
+from autoscaler.core.backoff import FORGET_SECONDS
 from autoscaler.core.lifecycle import IllegalTransitionError, IntentState
 from autoscaler.core.model import Adopt, BackOff, Extended, Intent, Learn, Move
 from autoscaler.store.db import MIGRATIONS, JournalError
@@ -161,6 +162,15 @@ def test_back_offs_are_replaced_by_key_and_released(journal: Journal) -> None:
     assert journal.backoffs() == {"k": second}
     journal.release(["k", "other"])
     assert journal.backoffs() == {}
+
+
+def test_back_offs_that_nobody_looks_at_any_more_are_dropped(journal: Journal) -> None:
+    journal.hold_back(BackOff("old", 100.0, 1, 0.0, "r"))
+    journal.hold_back(BackOff("long", 90_000.0, 1, 0.0, "r"))
+    journal.prune(100.0 + FORGET_SECONDS)
+    assert set(journal.backoffs()) == {"old", "long"}
+    journal.prune(101.0 + FORGET_SECONDS)
+    assert set(journal.backoffs()) == {"long"}
 
 
 def test_commits_are_synchronous(journal: Journal) -> None:

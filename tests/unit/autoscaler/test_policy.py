@@ -386,6 +386,14 @@ def test_an_old_stray_goes_at_its_second_sighting() -> None:
     assert (sweep.provider, sweep.instance_id) == ("cloud", "vm-op1")
 
 
+def test_a_stray_that_was_told_to_go_gets_the_time_for_it() -> None:
+    held = BackOff(backoff.sweep_key("cloud", "vm-op1"), NOW + 60, 1, NOW, "busy: protected")
+    seen = stray_world(1000, strays_before=frozenset({"vm-op1"}), backoffs={held.key: held})
+    assert acts(seen) == ()
+    assert "it is told to go again in 60 s: busy: protected" in reasons(seen)["test-cpu-op1"]
+    assert len(acts(replace(seen, backoffs={held.key: replace(held, until=NOW)}))) == 1
+
+
 def test_a_young_stray_a_jumped_clock_or_a_silent_gateway_keep_it() -> None:
     seen = frozenset({"vm-op1"})
     assert acts(stray_world(800, strays_before=seen)) == ()

@@ -224,6 +224,7 @@ def test_a_delete_that_goes_on_failing_is_sent_ever_more_rarely() -> None:
     [
         (backoff.CLOCK, "for 60 s: r"),
         (backoff.closing_key("cpu"), "nothing is closed for 60 s: r"),
+        (backoff.sweep_key("cloud", "vm-1"), "it is not told to go again for 60 s: r"),
         (backoff.pool_key("cpu"), "nothing is created for 60 s: r"),
     ],
 )

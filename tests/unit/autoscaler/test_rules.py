@@ -337,6 +337,8 @@ def test_a_leftover_goes_once_it_has_lasted() -> None:
     assert acts(seen) == ()
     (sweep,) = acts(replace(seen, leftovers_before=frozenset({"ip-1"})))
     assert sweep == Sweep("cloud", "ip-1", "no instance has used it for long")
+    held = BackOff(backoff.sweep_key("cloud", "ip-1"), NOW + 60, 1, NOW, "it was told to go")
+    assert acts(replace(seen, leftovers_before=frozenset({"ip-1"}), backoffs={held.key: held})) == ()
 
 
 def test_a_provider_that_rests_moves_no_demand_elsewhere() -> None:
