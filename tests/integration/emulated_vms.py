@@ -117,7 +117,8 @@ class Vms:
         (home / "first").write_text(_first(machine))
         (home / "boot").write_text(BOOT)
         given = [str(home / name) for name in ("layers", "disk", "files.tar", "first")]
-        apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
+        # The machine ends with this process, however that ends, and with it everything in it.
+        apart = ("setpriv", "--pdeathsig=KILL", "unshare", "--kill-child=KILL", "--fork", "--pid", "--mount-proc")
         self.booted_at[machine.name] = float(Path("/proc/uptime").read_text().split()[0])
         with (home / "log").open("ab") as log:
             self._machines[machine.name] = subprocess.Popen(
