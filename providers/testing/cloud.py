@@ -135,8 +135,7 @@ class FakeCloud:
         self.now += timedelta(seconds=seconds)
         for order in [order for order in self._late if order[0] <= self.now]:
             self._late.remove(order)
-            self._lacking.clear()
-            if self.of_order(order[1]) is None and (not self.caps.unique_names or order[1].name not in self.machines):
+            if not self.caps.unique_names or order[1].name not in self.machines:
                 self.make(order[1])
         for key, machine in list(self.machines.items()):
             if machine.gone_at is not None and machine.gone_at <= self.now:
@@ -189,7 +188,7 @@ class FakeCloud:
         self._faults.setdefault(method, []).append(Fault(True, None, seconds))
 
     def hide_next(self, key: str) -> None:
-        """The next listing lacks one instance, unless the last one has; so does what a create looks up after it."""
+        """The next listing lacks one instance, unless the last one has; so do searches until the one after it."""
         self._hidden.add(key)
 
     def vanish(self, key: str) -> None:
@@ -206,6 +205,10 @@ class FakeCloud:
         self._faults.clear()
         self._hidden.clear()
         self._lacking.clear()
+
+    def refill(self) -> None:
+        """All calls of an hour may be made again."""
+        self._spent = 0.0
 
     # -- the truth ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +230,7 @@ class FakeCloud:
 
     def of_order(self, want: Create) -> Machine | None:
         """What an order has made already, even if it has ended."""
-        for machine in (*self._indexed(), *self.ended.values()):
+        for machine in (*self.indexed(), *self.ended.values()):
             labels = machine.instance.labels
             if (labels[DEPLOYMENT_LABEL], machine.operation) == (want.deployment, want.operation_id):
                 return machine
@@ -244,7 +247,11 @@ class FakeCloud:
     def shown(self) -> list[Machine]:
         """What a listing shows; what was hidden is shown again by the next one."""
         self._lacking, self._hidden = self._hidden - self._lacking, set()
-        return [*self._indexed(), *self.ended.values()]
+        return [*self.indexed(), *self.ended.values()]
+
+    def indexed(self) -> tuple[Machine, ...]:
+        """What a search finds now: all that the last listing did not lack."""
+        return tuple(machine for key, machine in tuple(self.machines.items()) if key not in self._lacking)
 
     def stamp(self) -> datetime:
         """The present moment, as the cloud writes it."""
@@ -293,9 +300,6 @@ class FakeCloud:
             self.on_answer(method)
         if fault is not None and fault.error is not None:
             raise fault.error
-
-    def _indexed(self) -> list[Machine]:
-        return [machine for key, machine in tuple(self.machines.items()) if key not in self._lacking]
 
     def _count(self) -> None:
         """One call of a bucket that holds an hour's calls and refills evenly."""

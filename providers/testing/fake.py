@@ -119,9 +119,12 @@ class FakeProvider(ComputeProvider):
 
     def _find(self, ref: Ref) -> Sequence[Machine]:
         """All that are meant, those that are there first and the oldest of them first."""
+        # Where names are labels, a look by name is a search in what listings are made from.
+        is_search = ref.id is None and not self.caps.unique_names
+        there = self.cloud.indexed() if is_search else tuple(self.cloud.machines.values())
         return [
             machine
-            for machine in (*self.cloud.machines.values(), *self.cloud.ended.values())
+            for machine in (*there, *self.cloud.ended.values())
             if self._is_mine(machine)
             and ref.id in (None, machine.instance.id)
             and ref.name in (None, machine.instance.name)

@@ -29,6 +29,8 @@ HOUR: Final = 3600.0
 PATIENT: Final = 420.0
 """Seconds for which a delete may be due at a cloud that can be seen; the longest pause between two tries is 360."""
 S = IntentState
+GOING: Final = frozenset({S.LOST, S.ABANDONED, S.DELETING})
+"""States in which a delete is all that is left to do."""
 
 
 class Violation(BaseException):
@@ -85,7 +87,9 @@ class Audit:
     is_bookkept: bool = True
     """Whether the journal has seen all that was spent, by a clock that was right."""
     rows_over: int = 0
-    """By how many rows the fleet may be over its limits: what a lost journal forgot comes back as it is found."""
+    """By how many rows the fleet may be over its limits, until it orders more: what works and has no row gets one."""
+    has_forgotten: bool = False
+    """Whether a journal was lost."""
 
     def __call__(self, name: str) -> None:
         """At every commit and call, before and after it."""
@@ -113,8 +117,8 @@ class Audit:
                 is_known = machine.operation in known or machine.instance.id in self.strays
                 must(2, is_known or machine.gone_at is not None, f"{machine.instance.name} has no row")
             must(9, cloud.rate_refusals == 0, f"{cloud.caps.calls_per_hour} calls an hour were not enough")
-        self.limits()
         self._changes(rows)
+        self.limits()
 
     def limits(self, *, is_new: bool = False) -> None:
         """Rows and euro within their limits, intents not yet called included."""
@@ -249,7 +253,7 @@ class Audit:
                 must(6, home not in blind, f"{finding.operation_id} is {finding.to}, and {home} cannot be seen")
         rows = {row.operation_id: row for row in self.fleet.journal.open_intents()}
         for row in rows.values():
-            if row.state is S.DELETING and row.provider not in blind and report.world.synced:
+            if row.state in GOING and row.provider not in blind and report.world.synced:
                 self.due[row.operation_id] = self.due.get(row.operation_id, 0.0) + seconds
                 must(4, self.due[row.operation_id] < PATIENT + self.fleet.jumps, f"nobody deletes {row.name}")
         self.due = {operation: due for operation, due in self.due.items() if operation in rows}
@@ -257,7 +261,8 @@ class Audit:
     def forgets_all(self) -> None:
         """The journal is lost: what is there is known by its labels only, and comes back as it is found."""
         self.strays |= {machine.instance.id for machine in self.machines()}
-        self.rows_over = sum(1 for _ in self.machines())
+        self.rows_over += sum(1 for _ in self.machines())
+        self.has_forgotten = True
         self.is_bookkept = False
         self.states.clear()
         self.due.clear()

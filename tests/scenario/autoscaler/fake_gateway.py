@@ -196,10 +196,11 @@ class FakeGateway:
             return
         if self.on_register is not None:
             self.on_register(machine, grant)
-        grant.used = True
-        self._register(machine, grant)
+        self.register(machine, grant)
 
-    def _register(self, machine: Machine, grant: Grant) -> None:
+    def register(self, machine: Machine, grant: Grant) -> None:
+        """The machine becomes a node, or takes over the node of its name."""
+        grant.used = True
         known = next((r for r in self.records.values() if r.instance == machine.instance.name), None)
         node_id = known.id if known is not None else f"node-{next(self._numbers)}"
         has_gpu = machine.instance.type == "gpu"

@@ -65,7 +65,7 @@ CLOUDS: Final = {
         list_is_atomic=False,
         deleted_vanish=False,
         settle_seconds=SETTLE,
-        calls_per_hour=150,
+        calls_per_hour=90,
     ),
 }
 """One with unique names, one that charges started hours, and one that has neither names nor many calls to give."""
@@ -142,7 +142,9 @@ class Audited(Fleet):
         return made
 
     def reach_providers(self) -> dict[str, ComputeProvider]:
-        """With the budget of a new process."""
+        """With the budget of a new process, which does not know what the last one has spent."""
+        for cloud in self.clouds.values():
+            cloud.refill()
         budgets = {name: WatchedBudget(each, self.clock.monotonic) for name, each in self.providers.items()}
         for budget in budgets.values():
             budget.audit = self.audit
@@ -332,20 +334,26 @@ class World:
             self.put(cloud, machine.instance.name, machine.operation, machine.user_data)
 
     def do_namesake(self, number: int) -> None:
-        """A machine of an older order has the name of a present one, and a token for that name."""
+        """A machine of an older order has the name of a present one, and is a node already unless that one is."""
+        gateway = self.fleet.gateway
         rows = [row for row in self.fleet.journal.open_intents() if row.provider == "north"]
         if number < len(rows):
             row, operation = rows[number], f"older{len(self.fleet.audit.strays):07d}"
             request = JoinTokenRequest(instance=row.name, pool=row.pool, operation_id=operation)
-            secret = self.fleet.gateway.grant(request, number=-1)
-            self.put("north", row.name, operation, f"{row.name} {secret}")
+            secret = gateway.grant(request, number=-1)
+            machine = self.put("north", row.name, operation, f"{row.name} {secret}")
+            if all(record.instance != row.name for record in gateway.records.values()):
+                machine.runs_at = self.fleet.cloud.now
+                gateway.register(machine, gateway.grants[secret])
 
-    def put(self, cloud: str, name: str, operation: str, user_data: str) -> None:
+    def put(self, cloud: str, name: str, operation: str, user_data: str) -> Machine:
         pool_name = name.split("-")[1]
         labels = naming.labels(DEPLOYMENT, pool_name, "sandbox", operation)
         want = Create(name, operation, DEPLOYMENT, pool_name, "small", "here", "image", user_data, labels)
         machine = self.fleet.clouds[cloud].make(want)
         self.fleet.audit.strays.add(machine.instance.id)
+        self.fleet.audit.rows_over += 1
+        return machine
 
     def nth(self, number: int) -> tuple[FakeCloud, str] | None:
         machines = [(cloud, key) for cloud in self.fleet.clouds.values() for key in cloud.machines]
@@ -381,7 +389,7 @@ class World:
 
     def is_forgotten(self, state: NodeState) -> bool:
         """Of a lost node without a row nobody knows any more whether its instance is gone."""
-        return state is NodeState.LOST and self.fleet.audit.rows_over > 0
+        return state is NodeState.LOST and self.fleet.audit.has_forgotten
 
     def rest(self, patience: int) -> None:
         """Longer than every deadline and back-off, in longer steps; then nothing moves any more."""
