@@ -177,17 +177,20 @@ def _adoptions(
     """Rows for working nodes of ours that have none."""
     view = world.providers.get(pool.provider)
     known = {intent.operation_id for intent in world.intents}
+    # A second instance of a name that a row has is no lost row: somebody else made it.
+    names = world.gone | {intent.name for intent in world.intents}
     for instance in view.instances or () if view is not None else ():
         operation_id, node = naming.operation_of(instance), nodes.get(instance.name)
         if node is not None and node.operation_id not in (None, operation_id):
             continue
         if operation_id is None or operation_id in known or instance.labels.get(naming.POOL) != pool.name:
             continue
-        if instance.phase is not Phase.RUNNING or node is None or instance.name in world.gone:
+        if instance.phase is not Phase.RUNNING or node is None or instance.name in names:
             continue
         if node.state not in (NodeState.READY, NodeState.DRAINING):
             continue
         known.add(operation_id)
+        names |= {instance.name}
         created = min(now, instance.created_at.timestamp())
         reason = f"node {node.id} works and no row knows its instance"
         prices = {(offer.type, offer.location): offer.price_per_hour for offer in view.offers} if view else {}

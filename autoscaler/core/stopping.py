@@ -101,7 +101,7 @@ def _drained(intent: Intent, node: Node) -> Stop | str | None:
 
 def sweeps(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> list[Sweep]:
     """Instances of ours that no open row knows: old enough, seen twice, and without a node that works."""
-    working = {node.instance for node in world.nodes or () if node.state is not NodeState.LOST}
+    working = {node.instance: node for node in world.nodes or () if node.state is not NodeState.LOST}
     found: list[Sweep] = []
     for name, seen in sorted(listed(world).items()):
         view = world.providers[name]
@@ -109,7 +109,8 @@ def sweeps(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> 
             found += _unused(world, name, view, now, waits)
         for instance in strays(world, name, seen, view):
             age = view.taken_at - instance.created_at.timestamp()
-            if instance.name in working and instance.name not in world.gone:
+            node = working.get(instance.name) if instance.name not in world.gone else None
+            if node is not None and node.operation_id in (None, naming.operation_of(instance)):
                 waits.append(Wait(instance.name, "no row knows it, but its node works"))
             elif instance.phase is Phase.STOPPING:
                 waits.append(Wait(instance.name, "no row knows it; it is being deleted"))

@@ -386,6 +386,15 @@ def test_an_old_stray_goes_at_its_second_sighting() -> None:
     assert (sweep.provider, sweep.instance_id) == ("cloud", "vm-op1")
 
 
+def test_the_node_of_another_order_of_its_name_keeps_no_stray() -> None:
+    lost = an_intent(S.READY)
+    seen = stray_world(1000, strays_before=frozenset({"vm-op1"}), nodes=(node_of(lost, operation_id="another"),))
+    assert [a.instance_id for a in acts(seen) if isinstance(a, Sweep)] == ["vm-op1"]
+    own = replace(seen, nodes=(node_of(lost, operation_id="op1"),))
+    assert acts(own) == ()
+    assert "its node works" in reasons(own)[lost.name]
+
+
 def test_a_stray_that_was_told_to_go_gets_the_time_for_it() -> None:
     held = BackOff(backoff.sweep_key("cloud", "vm-op1"), NOW + 60, 1, NOW, "busy: protected")
     seen = stray_world(1000, strays_before=frozenset({"vm-op1"}), backoffs={held.key: held})
@@ -487,6 +496,16 @@ def test_a_working_node_without_a_row_is_adopted() -> None:
     assert [f.intent.state for f in finds(closed) if isinstance(f, Adopt)] == [S.DRAINING]
     gone = world(instances=(instance_of(lost),), nodes=(node_of(lost),), gone=frozenset({lost.name}))
     assert not [f for f in finds(gone) if isinstance(f, Adopt)]
+
+
+def test_a_second_instance_of_a_name_that_a_row_has_is_not_adopted() -> None:
+    row = an_intent(S.BOOTING)
+    other = instance_of(row, id="vm-other", labels=naming.labels("test", "cpu", "sandbox", "older"))
+    seen = world(row, instances=(instance_of(row, Phase.BOOTING), other), nodes=(node_of(row, operation_id="older"),))
+    assert not [f for f in finds(seen) if isinstance(f, Adopt)]
+    twin = instance_of(row, id="vm-twin", labels=naming.labels("test", "cpu", "sandbox", "another"))
+    both = world(instances=(other, twin), nodes=(node_of(row),))
+    assert [f.intent.operation_id for f in finds(both) if isinstance(f, Adopt)] == ["older"]
 
 
 def test_the_shape_of_a_node_is_learned_once() -> None:
