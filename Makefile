@@ -44,7 +44,7 @@ docs: python  ## write the tables of the documents anew from the code
 bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)
 
-soak: python engines  ## all long tests (root; real engines); CONTRIBUTING.md says what they hold, and how to shorten them
+soak: python engines borrow  ## all long tests (root; real engines); CONTRIBUTING.md says what they hold, and how to shorten them
 	@$(VENV)/python -m pytest -q -rP --show-capture=stdout -m soak $(ARGS)
 
 setup: python engines tools  ## only the set-up

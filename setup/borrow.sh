@@ -62,6 +62,10 @@ bring() {
         launcher cloud-init 'env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$root/usr/lib/python3/dist-packages" \
     /usr/bin/python3 "$root/usr/bin/cloud-init"'
         ;;
+    debootstrap)
+        unpack debootstrap nothing-else
+        launcher debootstrap 'env DEBOOTSTRAP_DIR="$root/usr/share/debootstrap" "$root/usr/sbin/debootstrap"'
+        ;;
     shellcheck)
         unpack shellcheck 'lib(ffi|gmp).*'
         launcher shellcheck "env LD_LIBRARY_PATH=\"$libraries\" \"\$root/usr/bin/shellcheck\""
@@ -80,7 +84,7 @@ if [ $# -eq 1 ]; then
 fi
 
 wanted=()
-for program in caddy cloud-init shellcheck systemd-analyze; do
+for program in caddy cloud-init debootstrap shellcheck systemd-analyze; do
     has "$program" || wanted+=("$program")
 done
 [ "${#wanted[@]}" -gt 0 ] || exit 0
