@@ -137,7 +137,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet_of(
-    directory: Path, pools: list[Pool], *, bundle: Path | None = None, host: str | None = None
+    directory: Path, pools: list[Pool], *, bundle: Path | None = None, host: str | None = None, **gateway: object
 ) -> Iterator[Fleet]:
     """A gateway with a bundle, and the settings of an autoscaler for these pools.
 
@@ -146,15 +146,17 @@ def fleet_of(
         pools: all of the fleet's.
         bundle: what machines install; by default there is nothing in it.
         host: address at which machines reach this one; by default they are on its loopback.
+        gateway: settings of the gateway.
     """
     state = directory / "gw"
     operator = new_token(state, "operator")
     if bundle is None:
         bundle = state / "bundle"
         empty_bundle(bundle)
-    environ = {"HEARTBEAT_INTERVAL": str(HEARTBEAT), "BUNDLE_DIR": str(bundle)}
-    environ |= {"HOST": "0.0.0.0"} if host is not None else {}
-    with gateway_process(state, environ={f"SANDBOXES_GATEWAY_{key}": value for key, value in environ.items()}) as made:
+    given = {"heartbeat_interval": HEARTBEAT, "bundle_dir": bundle, **gateway}
+    given |= {"host": "0.0.0.0"} if host is not None else {}
+    environ = {f"SANDBOXES_GATEWAY_{key.upper()}": str(value) for key, value in given.items()}
+    with gateway_process(state, environ=environ) as made:
         yield Fleet(directory, made, operator, pools, host)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wire.states import NodeState
+from gateway.wire.states import DeathReason, NodeState, SandboxState
 from tests.integration.emulated_clouds import Cloud, hetzner_cloud, ucloud_cloud
 from tests.integration.emulated_fleet import Fleet, Pool, fleet_of
 from tests.integration.emulated_machines import Nodes
@@ -116,6 +116,23 @@ def test_a_machine_that_becomes_no_node_is_given_back_and_its_pool_held_back(tmp
             assert fleet.create("one") == "second"
             assert cloud.here("first") == []
             assert (len(cloud.ever("first")), len(cloud.ever("second")), len(nodes.booted)) == (1, 1, 2)
+
+
+def test_a_quota_that_is_reached_takes_the_machines_and_no_storm_of_orders_follows(
+    tmp_path: Path, nodes: Nodes
+) -> None:
+    quick = {"unreachable_after": 2.0, "lost_after": 4.0, "create_wait": 5.0}
+    with ucloud_cloud(nodes) as cloud, fleet_of(tmp_path, [Pool(cloud)], **quick) as fleet, fleet.autoscaler():
+        fleet.until(lambda: fleet.ask("one").status_code in (200, 201), "the sandbox")
+        cloud.remote.do("wallet", category="cpu-amd-zen5", quota=0)
+        fleet.until(lambda: fleet.client.sandbox("one").state is SandboxState.LOST, "the loss of the sandbox")
+        fleet.until(lambda: cloud.here() == [] == fleet.client.nodes(), "the end of the suspended machine")
+        assert fleet.client.sandbox("one").reason is DeathReason.NODE_LOST
+
+        answer = fleet.ask("two")  # asks for it again and again, for longer than many looks of the autoscaler
+        assert (answer.status_code, answer.json()["code"]) == (503, "no_room")
+        assert cloud.remote.calls("submit") == 2, "the machine, and one order that was refused"
+        assert len(cloud.ever()) == 1
 
 
 def assert_cost_stands_still(cloud: Cloud) -> None:
