@@ -22,6 +22,7 @@ from gateway.services.drivers import Drivers, Rim
 from gateway.services.expiry import Expiry
 from gateway.services.known_routes import KnownRoutes
 from gateway.services.ledger import Ledger
+from gateway.services.neighbours import Neighbours
 from gateway.services.nodes import NodeService
 from gateway.services.ports import Clock, NewId, NodeGateway, SystemClock
 from gateway.services.prepared import PreparedService
@@ -53,6 +54,7 @@ class Works:
     expiry: Expiry
     silence: Silence
     activity: Activity
+    neighbours: Neighbours
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,10 @@ class Services:
         works, rim = self.works, self.works.rim
         for reacts in (rim.routes, rim.dispatcher, works.drivers, works.expiry):
             rim.ledger.listen(reacts.on_change)
+        for hears in (rim.routes.on_change, rim.dispatcher.on_change):
+            rim.ledger.listen_to_others(hears)
+        for follows in (works.drivers, works.expiry):
+            rim.ledger.listen_to_others(follows.on_others_change)
         known_nodes, known_sandboxes = await works.db.read(_unfinished)
         for node in known_nodes:
             works.silence.heard(node)
@@ -93,6 +99,11 @@ class Services:
             "housekeeping": works.expiry.housekeep,
             "silence": works.silence.run,
             "activity": works.activity.run,
+            **(
+                {"neighbours": works.neighbours.listen, "takeover": works.neighbours.take_over}
+                if works.db.shared
+                else {}
+            ),
         }.items():
             rim.background.keep(loop, name)
         return self
@@ -150,7 +161,7 @@ def build(
         prepared=PreparedService(db, clock, new_id),
         tokens=token_service,
         bundle=BundleService(settings.bundle_path),
-        works=Works(db, lock, rim, Drivers(rim), expiry, silence, activity),
+        works=Works(db, lock, rim, Drivers(rim), expiry, silence, activity, Neighbours(ledger, clock)),
     )
 
 

@@ -49,6 +49,7 @@ class Rim:
 
 @dataclass(frozen=True)
 class _Running:
+    version: int
     operation: tuple[str, SandboxState]
     task: asyncio.Task[None]
 
@@ -76,8 +77,17 @@ class Drivers:
         else:
             return
         task = self._rim.background.start(work, f"driver-{sandbox.id}-{sandbox.state}")
-        self._running[sandbox.id] = entry = _Running(operation, task)
+        self._running[sandbox.id] = entry = _Running(sandbox.version, operation, task)
         task.add_done_callback(lambda _: self._forget(sandbox.id, entry))
+
+    def on_others_change(self, sandbox: Sandbox) -> None:
+        """Ends what another gateway has made pointless; it drives on itself what it began."""
+        running = self._running.get(sandbox.id)
+        if running is None or sandbox.version <= running.version:
+            return
+        if running.operation != (sandbox.operation_id, sandbox.state):
+            running.task.cancel()
+            del self._running[sandbox.id]
 
     def _forget(self, sandbox_id: str, entry: _Running) -> None:
         if self._running.get(sandbox_id) is entry:

@@ -4,10 +4,13 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+from sqlmodel import Session
+
 from gateway.core import lifecycle
 from gateway.core.model import Sandbox
+from gateway.services.activity import FLUSH_INTERVAL
 from gateway.services.deadlines import Deadlines
-from gateway.services.ledger import Ledger
+from gateway.services.ledger import Ledger, Written
 from gateway.services.ports import Clock
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, prepared, sandboxes, tokens
@@ -40,6 +43,15 @@ class Expiry:
                 self.renew(sandbox.id)
         else:
             self._deadlines.clear(_LEASE + sandbox.id)
+        self._arm(sandbox)
+
+    def on_others_change(self, sandbox: Sandbox) -> None:
+        """Another gateway changed it, and keeps the lease of one that waits there."""
+        if sandbox.state is not SandboxState.PENDING:
+            self._deadlines.clear(_LEASE + sandbox.id)
+        self._arm(sandbox)
+
+    def _arm(self, sandbox: Sandbox) -> None:
         if sandbox.state in {SandboxState.DELETING, SandboxState.DELETED} or sandbox.expires_at is None:
             self._armed.pop(sandbox.id, None)
             self._deadlines.clear(_TTL + sandbox.id)
@@ -91,8 +103,15 @@ class Expiry:
             f"sandbox {sandbox_id} found no room, and nobody asked for it again within {lease:g} s; create it again"
         )
 
-        def decide(row: Sandbox) -> Sandbox | None:
-            waits = row.state is SandboxState.PENDING
-            return lifecycle.failed(row, ErrorCode.NO_ROOM, message, now) if waits else None
+        def fn(session: Session) -> Written[bool]:
+            row = sandboxes.get(session, sandbox_id)
+            if row is None or row.state is not SandboxState.PENDING:
+                return Written(False)
+            if (now - row.active_at).total_seconds() < lease - FLUSH_INTERVAL:
+                return Written(True)
+            after = sandboxes.save(session, row, lifecycle.failed(row, ErrorCode.NO_ROOM, message, now))
+            return Written(False, (after,))
 
-        await self._ledger.change(sandbox_id, decide)
+        asked_elsewhere = await self._ledger.commit(fn)
+        if asked_elsewhere:
+            self.renew(sandbox_id)

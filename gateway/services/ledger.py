@@ -5,7 +5,7 @@ its predecessor left undone goes on.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -37,7 +37,9 @@ class Watch:
         self._event = asyncio.Event()
 
     def tell(self, sandbox: Sandbox) -> None:
-        """Takes in a change."""
+        """Takes in a change; one that was overtaken by another says nothing new."""
+        if self.latest is not None and self.latest.version > sandbox.version:
+            return
         self.latest = sandbox
         self._event.set()
 
@@ -61,10 +63,15 @@ class Ledger:
         self._background = background
         self._watches: dict[str, set[Watch]] = {}
         self._listeners: list[Callable[[Sandbox], None]] = []
+        self._hearers: list[Callable[[Sandbox], None]] = []
 
     def listen(self, listener: Callable[[Sandbox], None]) -> None:
         """Calls ``listener`` with every sandbox that changed; it must not wait."""
         self._listeners.append(listener)
+
+    def listen_to_others(self, hearer: Callable[[Sandbox], None]) -> None:
+        """Calls ``hearer`` with every sandbox that another gateway changed; it must not wait."""
+        self._hearers.append(hearer)
 
     @contextmanager
     def watch(self, sandbox_id: str) -> Iterator[Watch]:
@@ -82,6 +89,10 @@ class Ledger:
     def is_watched(self, sandbox_id: str) -> bool:
         """Whether a caller waits for it now."""
         return sandbox_id in self._watches
+
+    def watched(self) -> list[str]:
+        """All for which callers wait now."""
+        return list(self._watches)
 
     async def commit(self, fn: Callable[[Session], Written[T]]) -> T:
         """Runs ``fn`` in a write transaction and publishes what it changed, also when the caller goes away meanwhile.
@@ -102,13 +113,25 @@ class Ledger:
 
     def publish(self, sandbox: Sandbox) -> None:
         """Tells of a change that was committed."""
+        self._tell(sandbox, self._listeners)
+
+    def hear(self, sandbox: Sandbox) -> None:
+        """Tells of a change that another gateway committed, which sees to what follows from it."""
+        self._tell(sandbox, self._hearers)
+
+    def _tell(self, sandbox: Sandbox, listeners: Iterable[Callable[[Sandbox], None]]) -> None:
         for watch in self._watches.get(sandbox.id, ()):
             watch.tell(sandbox)
-        for listener in self._listeners:
+        for listener in listeners:
             listener(sandbox)
 
     async def _commit(self, fn: Callable[[Session], Written[T]]) -> T:
-        written = await self.db.write(fn)
+        def announced(session: Session) -> Written[T]:
+            written = fn(session)
+            self.db.announce(session, [sandbox.id for sandbox in written.changed])
+            return written
+
+        written = await self.db.write(announced)
         for sandbox in written.changed:
             self.publish(sandbox)
         return written.answer

@@ -233,10 +233,15 @@ class SandboxService:
         application = Application(spec, spec_hash, self._rim.new_id(), self._clock.now(), self._settings.max_pending)
         admitted = await self._ledger.commit(lambda session: admit(session, application))
         if admitted.sandbox.state is S.PENDING:
-            self._expiry.renew(spec.id)
+            self._asked_for(spec.id)
             if not admitted.recovered:
                 self._rim.dispatcher.note(admitted.sandbox, admitted.reasons)
         return admitted
+
+    def _asked_for(self, sandbox_id: str) -> None:
+        """Somebody wants the one that waits, which other gateways learn from its row."""
+        self._expiry.renew(sandbox_id)
+        self.touch(sandbox_id)
 
     @contextmanager
     def _seat(self) -> Iterator[bool]:
@@ -271,7 +276,7 @@ class SandboxService:
                 # Another gateway on the same database may have moved it on.
                 current = await self._present(sandbox.id)
                 if current.state is S.PENDING:
-                    self._expiry.renew(sandbox.id)
+                    self._asked_for(sandbox.id)
                     reasons = self._rim.dispatcher.reasons(current)
                     raise refusals.no_room(current, reasons, await self._until_next_try(seated))
                 if current.state is S.CREATING:

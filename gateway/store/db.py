@@ -8,10 +8,11 @@ in one transaction, and never touches the event loop.
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Connection, CursorResult, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -43,6 +44,7 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._name = uuid4().hex
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
 
@@ -79,6 +81,27 @@ class Database:
     async def read(self, fn: Callable[[Session], T]) -> T:
         """Runs ``fn`` in a transaction of its own, beside the writer.  Raises as `write`."""
         return await self._run(self._readers, fn)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several gateways may use it at once."""
+        return self._engine.dialect.name == "postgresql"
+
+    def announce(self, session: Session, ids: Sequence[str]) -> None:
+        """Tells the other gateways on this database that these sandboxes change with the transaction."""
+        if self.shared:
+            # The driver of PostgreSQL is there only where that is used.
+            from gateway.store import notices
+
+            notices.announce(session, self._name, ids)
+
+    async def notices(self) -> AsyncIterator[list[str] | None]:
+        """What other gateways announce, see `gateway.store.notices.listen`; nothing where there can be none."""
+        if self.shared:
+            from gateway.store import notices
+
+            async for ids in notices.listen(self._engine, self._name):
+                yield ids
 
     async def _run(self, executor: ThreadPoolExecutor, fn: Callable[[Session], T]) -> T:
         read_only = executor is self._readers

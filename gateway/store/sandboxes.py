@@ -61,6 +61,13 @@ def in_states(session: Session, states: Iterable[SandboxState], limit: int | Non
     return [sandbox_of(row) for row in session.scalars(statement)]
 
 
+def due(session: Session, now: datetime) -> list[Sandbox]:
+    """Those whose time is over and that are still there."""
+    over = [SandboxState.DELETING.value, SandboxState.DELETED.value]
+    statement = select(SandboxRow).where(col(SandboxRow.expires_at) <= now, col(SandboxRow.state).not_in(over))
+    return [sandbox_of(row) for row in session.scalars(statement)]
+
+
 def count_in(session: Session, state: SandboxState) -> int:
     """How many are in this state."""
     counted = session.scalar(select(func.count()).select_from(SandboxRow).where(col(SandboxRow.state) == state.value))

@@ -224,7 +224,7 @@ async def test_a_refusal_over_a_route_that_is_still_right_is_told_as_it_is(here:
 
 
 @pytest.mark.parametrize("change", [paused, restarted, made_anew])
-async def test_what_another_gateway_changed_costs_one_refused_call_and_never_reaches_the_wrong_sandbox(
+async def test_what_another_gateway_changed_costs_a_refused_call_at_most_and_never_reaches_the_wrong_sandbox(
     tmp_path: Path, database_url: str | None, change: Callable[[World, FakeNode], Awaitable[int]]
 ) -> None:
     url, fleet, clock = database_url or f"sqlite:///{tmp_path / 'shared.db'}", Fleet(), MovedClock()
@@ -240,5 +240,6 @@ async def test_what_another_gateway_changed_costs_one_refused_call_and_never_rea
         expected = await change(two, node)
         sent: list[Route] = []
         assert await one.services.sandboxes.call("a", sender(one, sent)) == expected
-        assert len(sent) == 2
+        # On PostgreSQL the notice of the other gateway may be quicker.
+        assert len(sent) == 2 or (database_url is not None and len(sent) == 1)
         assert await call(one) == expected

@@ -1,0 +1,46 @@
+"""What gateways on one PostgreSQL tell each other: ids of sandboxes that one of them has changed.
+
+A notice is sent with the transaction and is only a hint: who hears it reads the row.  One that is missed costs time,
+and nothing else.
+"""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import psycopg
+from sqlalchemy import Engine, func, select
+from sqlmodel import Session
+
+from gateway.errors import ApiError
+from gateway.wire.errors import ErrorCode
+
+CHANNEL: Final = "sandbox_fleet"
+IDS_A_NOTICE: Final = 100
+"""Ids have 64 characters at most, and PostgreSQL takes 8000 bytes."""
+
+
+def announce(session: Session, sender: str, ids: Sequence[str]) -> None:
+    """Tells everybody once this transaction is committed."""
+    for start in range(0, len(ids), IDS_A_NOTICE):
+        notice = json.dumps([sender, *ids[start : start + IDS_A_NOTICE]])
+        session.execute(select(func.pg_notify(CHANNEL, notice)))
+
+
+async def listen(engine: Engine, receiver: str) -> AsyncIterator[list[str] | None]:
+    """``None`` once it listens, and then the ids of every notice that others than ``receiver`` sent, for ever.
+
+    Raises:
+        ApiError: ``BUSY``: the connection is lost; what was told meanwhile is missed.
+    """
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    try:
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            await connection.execute(f"LISTEN {CHANNEL}")
+            yield None
+            async for notice in connection.notifies():
+                sender, *ids = json.loads(notice.payload)
+                if sender != receiver:
+                    yield ids
+    except psycopg.Error as error:
+        raise ApiError(ErrorCode.BUSY, f"notices of other gateways are not heard: {error}", retry_after=1) from error
