@@ -31,9 +31,8 @@ class Distribution:
     """What debootstrap is told."""
 
     suite: str
-    script: str = "sid"
-    """The one of debootstrap's scripts that makes it; its own table of suites may be older than this one."""
-    mirror: str = "http://deb.debian.org/debian"
+    mirror: tuple[str, ...] = ()
+    """Mirror, and the script for a suite that debootstrap's own table may not have; empty for those that it knows."""
     components: str = "main"
     keyring: str | None = None
     """Debian package with the keys of the mirror; ``None`` for Debian's own."""
@@ -58,7 +57,7 @@ def base(wanted: Distribution) -> Path:
     keys = [] if wanted.keyring is None else [f"--keyring={_keyring(wanted.keyring)}"]
     command = [program, "--variant=minbase", f"--include={INCLUDED}", f"--components={wanted.components}", *keys]
     done = subprocess.run(
-        [*command, wanted.suite, str(draft), wanted.mirror, wanted.script],
+        [*command, wanted.suite, str(draft), *wanted.mirror],
         capture_output=True,
         text=True,
         timeout=BASE_SECONDS,

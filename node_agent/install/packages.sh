@@ -12,7 +12,6 @@ set -euo pipefail
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 readonly BACKPORTS=/etc/apt/sources.list.d/sandbox-fleet-backports.sources
 readonly PIN=/etc/apt/preferences.d/sandbox-fleet-backports
-readonly DEBIAN=http://deb.debian.org/debian
 # gVisor builds before 2024 cannot start on kernels of today.
 readonly OLDEST_RUNSC=20240101
 
@@ -83,9 +82,9 @@ add_backports() {
     lines=$(apt-get indextargets --format '$(SITE) $(RELEASE) $(COMPONENT)' 'Created-By: Packages')
     if grep -q ' bookworm-backports main$' <<<"$lines"; then return; fi
     if [ "$os_id" = ubuntu ]; then
-        mirror=$DEBIAN
         apt_get update
-        apt_get install --no-install-recommends debian-archive-keyring
+        apt_get install --no-install-recommends debian-archive-keyring debootstrap
+        mirror=$(sed -n 's/^DEF_MIRROR="\(.*\)"$/\1/p' /usr/sbin/debootstrap) # it knows where Debian is
         printf 'Package: *\nPin: release n=bookworm-backports\nPin-Priority: -1\n\n%s\n' \
             $'Package: runsc\nPin: release n=bookworm-backports\nPin-Priority: 990' >"$PIN"
     else
