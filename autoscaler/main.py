@@ -207,8 +207,11 @@ def read_journal(settings: AutoscalerSettings) -> Journal:
     """
     try:
         return Journal.open_copy(settings.url)
-    except (JournalError, OSError) as error:
+    except JournalError as error:
         raise StartError(str(error)) from error
+    except OSError as error:
+        why = f"{error.strerror}; run this as the user whom {settings.state_dir} belongs to"
+        raise StartError(f"the journal cannot be read: {why}") from error
 
 
 def _token(settings: AutoscalerSettings) -> str:

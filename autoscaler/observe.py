@@ -103,12 +103,12 @@ class Observer:
         Args:
             lanes: where they are asked.
         """
-        settled, backoffs = self._guard.is_settled(), self._journal.backoffs()
-        jumped = backoffs.get(backoff.CLOCK)
+        settled = self._guard.is_settled()
         asked = lanes.start(GATEWAY, self._ask)
         begun = self._lookout.begin(lanes)
         # Rows after that: what was done in these lanes before is written down, and while they look nothing is done.
-        intents = self._journal.open_intents()
+        intents, backoffs = self._journal.open_intents(), self._journal.backoffs()
+        jumped = backoffs.get(backoff.CLOCK)
         awaited: list[Future[Any]] = [*begun, asked] if asked is not None else [*begun]
         wait(awaited, self._pace.look_seconds)
         nodes, waiting, builders = self._fleet(asked)

@@ -61,8 +61,9 @@ def ucloud(
             return
         if not product:
             raise CommandFailed("--product: name the product of the machine", exit_code=2)
+        end = time.monotonic() + within
         made = Ordering(provider, note, _tell).place(order(own, generation, product, location, image), within)
-        found = _await_running(provider, made, within)
+        found = _await_running(provider, made, max(0.0, end - time.monotonic()))
         access = provider.connect(found)
     typer.echo(json.dumps(_told_of(found) | {"ssh": f"{access.user}@{access.host}:{access.port}" if access else None}))
 
@@ -122,9 +123,7 @@ def _await_running(provider: ComputeProvider, made: Instance, within: float) -> 
 
     found = _await(look, within)
     if found is None:
-        raise CommandFailed(
-            f"machine {made.id} ({made.name}) does not run after {within:.0f} s; run this again to go on"
-        )
+        raise CommandFailed(f"machine {made.id} ({made.name}) does not run yet; run this again to go on")
     return replace(found, adopted=made.adopted)
 
 

@@ -106,6 +106,7 @@ class Ordering:
             found, problem = self._look(want)
             now = time.monotonic()
             if found is not None:
+                absent = 0
                 first_seen = first_seen if first_seen is not None else now
                 if now - first_seen >= SIGHTINGS_SECONDS:
                     return found

@@ -1,6 +1,7 @@
 """What stops a command is one sentence on stderr and exit code 1; nothing is started then."""
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
 from autoscaler.cli import app, checks
+from autoscaler.main import StartError, read_journal
+from autoscaler.settings import load_settings
 from autoscaler.store.db import MIGRATIONS
 from autoscaler.store.journal import Journal
 from gateway.wire.checks import Verdict
@@ -142,6 +145,23 @@ def test_a_journal_of_an_older_version_is_looked_at_and_left_as_it_is(tmp_path: 
     assert "1 of 0–1" in looked(tmp_path, "pools")
     assert looked(tmp_path, "events") == "nothing has happened yet\n"
     assert older.read_bytes() == before
+
+
+def test_a_journal_of_another_user_is_one_sentence(tmp_path: Path) -> None:
+    config = tmp_path / "as.toml"
+    config.write_text(GOOD.format(root=tmp_path))
+    settings = load_settings(config)
+    settings.state_dir.mkdir(mode=0)
+    me = os.geteuid()
+    if me == 0:  # root may read everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(
+            StartError, match="the journal cannot be read: Permission denied; run this as the user whom"
+        ):
+            read_journal(settings)
+    finally:
+        os.seteuid(me)
 
 
 def test_without_a_gateway_there_is_no_whole_plan(tmp_path: Path) -> None:
