@@ -7,7 +7,6 @@ from typing import Final
 
 from sqlmodel import Session
 
-from gateway.core.lifecycle import UNSETTLED
 from gateway.core.model import Sandbox
 from gateway.services.ledger import Ledger
 from gateway.services.ports import Clock
@@ -15,6 +14,9 @@ from gateway.store import sandboxes
 
 TAKEOVER_INTERVAL: Final = 30.0
 """Seconds between two looks for work that another gateway may have left, which is older than this."""
+
+ASKED_WITHIN: Final = 90.0
+"""Seconds in which a wait is asked for again and that is written, while its gateway and its client live."""
 
 
 class Neighbours:
@@ -46,10 +48,8 @@ class Neighbours:
 
     def _left(self, session: Session) -> list[Sandbox]:
         now = self._clock.now()
-        since = now - timedelta(seconds=TAKEOVER_INTERVAL)
-        stale = [row for row in sandboxes.in_states(session, UNSETTLED) if row.updated_at < since]
-        due = sandboxes.due(session, now)
-        return list({row.id: row for row in (*stale, *due)}.values())
+        changed, asked = now - timedelta(seconds=TAKEOVER_INTERVAL), now - timedelta(seconds=ASKED_WITHIN)
+        return sandboxes.left_behind(session, now, changed, asked)
 
 
 def _rows(session: Session, names: list[str]) -> list[Sandbox]:

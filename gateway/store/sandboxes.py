@@ -61,10 +61,17 @@ def in_states(session: Session, states: Iterable[SandboxState], limit: int | Non
     return [sandbox_of(row) for row in session.scalars(statement)]
 
 
-def due(session: Session, now: datetime) -> list[Sandbox]:
-    """Those whose time is over and that are still there."""
+def left_behind(session: Session, now: datetime, changed: datetime, asked: datetime) -> list[Sandbox]:
+    """What a gateway that died may have left: orders unsettled since ``changed``, waits that nobody has asked for since
+    ``asked``, and sandboxes whose time is over.
+    """
+    ordered = [state.value for state in (SandboxState.CREATING, SandboxState.RESTORING, SandboxState.DELETING)]
     over = [SandboxState.DELETING.value, SandboxState.DELETED.value]
-    statement = select(SandboxRow).where(col(SandboxRow.expires_at) <= now, col(SandboxRow.state).not_in(over))
+    statement = select(SandboxRow).where(
+        (col(SandboxRow.state).in_(ordered) & (col(SandboxRow.updated_at) < changed))
+        | ((col(SandboxRow.state) == SandboxState.PENDING.value) & (col(SandboxRow.active_at) < asked))
+        | (col(SandboxRow.state).not_in(over) & (col(SandboxRow.expires_at) <= now))
+    )
     return [sandbox_of(row) for row in session.scalars(statement)]
 
 

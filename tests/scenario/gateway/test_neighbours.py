@@ -109,3 +109,18 @@ async def test_a_lease_that_is_kept_in_one_gateway_is_not_ended_by_another(pair:
     for _ in range(20):
         assert await two.state("a") is S.PENDING
     again.cancel()
+
+
+async def test_a_wait_of_a_dead_gateway_runs_out(pair: tuple[World, World]) -> None:
+    one, two = pair
+    create = asyncio.create_task(one.services.sandboxes.create(spec()))
+    await one.until("a", S.PENDING)
+    create.cancel()
+    await asyncio.gather(create, return_exceptions=True)
+    await drop(one.services)
+    failed = asyncio.create_task(two.until("a", S.FAILED))
+    for _ in range(20):
+        await two.moved.someone_sleeps(TAKEOVER_INTERVAL)
+        two.moved.advance(TAKEOVER_INTERVAL)
+        await asyncio.wait({failed}, timeout=0.1)
+    await failed
