@@ -98,6 +98,8 @@ def _retries(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -
             continue
         if now < intent.next_try_at:
             waits.append(Wait(intent.name, f"its create is sent again in {intent.next_try_at - now:.0f} s"))
+        elif intent.attempts and not view.caps.unique_names and not world.clock_settled:
+            waits.append(Wait(intent.name, "the clock has just jumped, and its first create may still come through"))
         elif intent.attempts and not view.caps.unique_names and intent.sighting not in world.missing_before:
             waits.append(Wait(intent.name, "a second listing must show that the first create came to nothing"))
         else:

@@ -41,7 +41,7 @@ def _stop(
     operation = intent.operation_id
     match intent.state:
         case S.ABANDONED:
-            if seen.first(operation) is None and now < intent.next_try_at:
+            if seen.first(operation) is None and (now < intent.next_try_at or not world.clock_settled):
                 return "it was given up, but its last create may still come through; it counts until then"
             return Stop(operation, intent.detail, boot_failed=True)
         case S.LOST:

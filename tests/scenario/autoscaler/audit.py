@@ -7,7 +7,7 @@ counts for nothing here.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -215,7 +215,7 @@ class Audit:
         if machine.lost:
             return
         if record is None:
-            born = self.born.get(row.operation_id) or machine.instance.created_at
+            born = self.born.get(row.operation_id) or machine.instance.created_at - timedelta(seconds=cloud.clock_off)
             waited = (self.fleet.cloud.now - born).total_seconds()
             pool = next(each for each in self.policy.pools if each.name == row.pool)
             soonest = min(pool.start_seconds, pool.boot_seconds)

@@ -5,7 +5,8 @@ from itertools import chain
 from hypothesis import strategies as st
 
 from providers.base import Applied, ErrorKind
-from tests.scenario.autoscaler.worlds import CLOUDS, ODD, SETTLE, SHAPES, Happening
+from tests.scenario.autoscaler.stage import CLOUDS, SETTLE, SHAPES
+from tests.scenario.autoscaler.worlds import ODD, Happening
 
 clouds = st.sampled_from(sorted(CLOUDS))
 methods = st.sampled_from(("create", "delete", "list", "get", "offers"))

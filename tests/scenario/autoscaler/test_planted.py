@@ -20,7 +20,8 @@ from providers.base import Applied, Ref
 from providers.testing.fake import FakeProvider
 from tests.scenario.autoscaler.fake_gateway import FakeGateway
 from tests.scenario.autoscaler.happenings import worlds
-from tests.scenario.autoscaler.worlds import CLOUDS, Happening, Mutation, WatchedBudget, play
+from tests.scenario.autoscaler.stage import CLOUDS
+from tests.scenario.autoscaler.worlds import Happening, Mutation, WatchedBudget, play
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 WORLDS = 200

@@ -1,46 +1,37 @@
-"""Whole worlds: three clouds of three kinds, five pools, caps in euro, and everything that can go wrong with them."""
+"""Whole worlds: everything that can go wrong happens to a fleet, and the audit looks on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from datetime import timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
 from autoscaler import lock
 from autoscaler.budget import Metered
 from autoscaler.core import naming
-from autoscaler.core.model import FleetPolicy, OfferKey, Order
+from autoscaler.core.model import FleetPolicy
 from autoscaler.observe import Pace
 from autoscaler.reconcile import Report
 from autoscaler.simulator.journal import MemoryJournal
 from autoscaler.store.journal import Journal
 from gateway.wire.nodes import JoinTokenRequest
-from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import (
     Applied,
-    Billing,
     ComputeProvider,
     Create,
     Deleted,
     ErrorKind,
-    Offer,
     ProviderError,
     Ref,
-    Resources,
     Scope,
 )
-from providers.testing.cloud import CAPS, EPOCH
+from providers.testing.cloud import EPOCH
 from providers.testing.fake import FakeCloud, Machine, SimulatedCrash
 from tests.scenario.autoscaler.audit import Audit, AuditedProvider, Violation, must
-from tests.scenario.autoscaler.fleet import DEPLOYMENT, SMALL, Fleet, Watched, pool
+from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, Watched
+from tests.scenario.autoscaler.stage import CLOCKS, CLOUDS, OFFERS, SHAPES, TRUTH
 
-BIG: Final = Shape(cpus=3, memory_mb=6000, disk_mb=2048, slots=1)
-GPU: Final = Shape(cpus=1, memory_mb=1024, disk_mb=1024, gpus=1, slots=1)
-SHAPES: Final = {"small": SMALL, "big": BIG, "gpu": GPU}
-START, BOOT, ORPHAN, SETTLE = 90.0, 60.0, 300.0, 30.0
 TICK, REST_TICK = 4.0, 20.0
 PATIENCE: Final = 2500
 """Ticks of `REST_TICK` within which a world comes to rest: longer than every deadline and back-off together."""
@@ -48,48 +39,6 @@ ODD: Final[tuple[type[Exception], ...]] = (RuntimeError, KeyError, OSError, Valu
 """What a plugin that breaks raises."""
 Happening = tuple[str, object]
 Mutation = Callable[[FleetPolicy], FleetPolicy]
-
-NODE = Resources(cpus=4, memory_mb=8192, disk_mb=81920)
-HERE, THERE, GPUS = OfferKey("small", "here"), OfferKey("small", "there"), OfferKey("gpu", "here")
-OFFERS = (
-    Offer("small", "here", NODE, Decimal("0.01"), available=True),
-    Offer("small", "there", NODE, Decimal("0.02"), available=True),
-    Offer("gpu", "here", replace(NODE, gpus=1), Decimal("0.03"), available=True),
-)
-CLOUDS: Final = {
-    "east": CAPS,
-    "west": replace(CAPS, billing=Billing.HOURLY_ROUND_UP, has_gpu=False),
-    "north": replace(
-        CAPS,
-        unique_names=False,
-        list_is_atomic=False,
-        deleted_vanish=False,
-        settle_seconds=SETTLE,
-        calls_per_hour=90,
-    ),
-}
-"""One with unique names, one that charges started hours, and one that has neither names nor many calls to give."""
-TIMES: Final = {"start_seconds": START, "boot_seconds": BOOT, "idle_seconds": 20.0}
-POOLS = (
-    pool(
-        name="cpu", provider="east", max=3, offers=(HERE, THERE), max_hourly=Decimal("0.03"),
-        max_monthly=Decimal("0.05"), max_in_flight=3, **TIMES,
-    ),
-    pool(name="far", provider="north", max=2, offers=(HERE, THERE), **TIMES),
-    pool(name="more", provider="west", min=1, max=2, offers=(THERE, HERE), order=Order.PRICE, **TIMES),
-    pool(name="gpu", provider="north", max=1, offers=(GPUS,), **TIMES),
-    pool(name="build", provider="east", role="builder", max=1, offers=(HERE,), **TIMES),
-)  # fmt: skip
-TRUTH = FleetPolicy(
-    DEPLOYMENT,
-    POOLS,
-    max=5,
-    max_hourly=Decimal("0.06"),
-    creates_per_tick=3,
-    stops_per_tick=2,
-    orphan_seconds=ORPHAN,
-    silent_seconds=400.0,
-)
 
 
 class WatchedBudget(Metered):
@@ -134,7 +83,8 @@ class Audited(Fleet):
 
     def make_cloud(self, name: str) -> FakeCloud:
         # In the middle of a month, so that no jump of the clock leads into another one.
-        return FakeCloud(caps=CLOUDS[name], offers=OFFERS, prefix=name, now=EPOCH + timedelta(days=14))
+        begins = EPOCH + timedelta(days=14)
+        return FakeCloud(caps=CLOUDS[name], offers=OFFERS, prefix=name, now=begins, clock_off=CLOCKS[name])
 
     def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
         made = AuditedProvider(cloud, DEPLOYMENT)

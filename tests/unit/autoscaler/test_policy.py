@@ -288,8 +288,16 @@ def test_without_unique_names_two_listings_must_lack_it_first() -> None:
     again = an_intent(S.CALLING, attempts=1)
     loose = replace(CAPS, unique_names=False)
     assert acts(world(again, caps=loose)) == ()
-    (retry,) = acts(world(again, caps=loose, missing_before=frozenset({again.sighting})))
+    seen = world(again, caps=loose, missing_before=frozenset({again.sighting}))
+    (retry,) = acts(seen)
     assert isinstance(retry, Retry)
+    assert acts(replace(seen, clock_settled=False)) == (), "how long it was under way is not known"
+
+
+def test_after_a_jump_of_the_clock_what_was_given_up_may_still_come() -> None:
+    seen = world(an_intent(S.ABANDONED, detail="why"), instances=(), clock_settled=False)
+    assert acts(seen) == ()
+    assert acts(replace(seen, clock_settled=True)) == (Stop("op1", "why", boot_failed=True),)
 
 
 # -- closing and stopping ---------------------------------------------------------------------------------------------
