@@ -116,7 +116,7 @@ class ErrorBody(Answer):
     reason: str | None = None
     """Why it ended."""
     reasons: list[str] | None = None
-    """Why no node took the sandbox, one sentence a node or pool."""
+    """Why no node took the sandbox, one sentence a node or pool; of more than 20 the first, and how many more."""
     pending_resources: Shape | None = None
     """All that waits for room."""
     requested_resources: Shape | None = None
