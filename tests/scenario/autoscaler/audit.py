@@ -76,7 +76,8 @@ class Audit:
     failing: int = 0
     strays: set[str] = field(default_factory=set)
     born: dict[str, datetime] = field(default_factory=dict)
-    """When each operation was first sent."""
+    """When each operation was first in the journal: from there on it has its time to start."""
+    sent: set[str] = field(default_factory=set)
     states: dict[str, IntentState] = field(default_factory=dict)
     homes: dict[str, str] = field(default_factory=dict)
     """The provider of each operation."""
@@ -141,6 +142,7 @@ class Audit:
         """What became of rows since the last look."""
         for row in rows:
             self.homes[row.operation_id] = row.provider
+            self.born.setdefault(row.operation_id, self.fleet.cloud.now)
             before, self.states[row.operation_id] = self.states.get(row.operation_id), row.state
             if before is row.state:
                 continue
@@ -170,8 +172,8 @@ class Audit:
         """The row is there before the call, under the same name; and the month can pay for it."""
         row = self.fleet.journal.intent(want.operation_id)
         must(2, (row.name, row.state) == (want.name, "calling"), f"{row}")
-        is_first = want.operation_id not in self.born
-        self.born.setdefault(want.operation_id, self.fleet.cloud.now)
+        is_first = want.operation_id not in self.sent
+        self.sent.add(want.operation_id)
         pool = next(each for each in self.policy.pools if each.name == want.pool)
         if is_first and self.is_bookkept and pool.max_monthly is not None:
             paid = self.paid(want.pool) + _rate(r for r in self.fleet.journal.open_intents() if r.pool == want.pool)
