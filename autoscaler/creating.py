@@ -139,10 +139,14 @@ class Creator:
         again_at = now + max(backoff.retry_after(tries), provider.caps.settle_seconds)
         if intent.attempts and self._is_there(provider, intent, again_at):
             return None
+        if intent.state is S.PLANNED:
+            # The time to start begins with the first call: between plan and call there may have been nobody.
+            intent = replace(intent, deadline=now + self._pools[intent.pool].start_seconds)
         order = self._order(intent, now)
         with turn.writing():
             if intent.state is S.PLANNED:
-                intent = self._move(intent, S.CALLING, "", attempts=tries, next_try_at=again_at)
+                changes = {"attempts": tries, "next_try_at": again_at, "deadline": intent.deadline}
+                intent = self._move(intent, S.CALLING, "", **changes)
             else:
                 intent = self._amend(intent, f"try {tries}", attempts=tries, next_try_at=again_at)
         try:

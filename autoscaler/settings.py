@@ -110,7 +110,7 @@ class PoolSettings(BaseModel):
     hold_seconds: float | None = Field(default=None, ge=0)
     """Nothing is closed so soon after the pool grew; ``None`` is ``idle_seconds``."""
     start_seconds: float = Field(default=300.0, gt=0)
-    """From the decision to the running instance; later than that it has failed."""
+    """From the first call to the running instance; later than that it has failed."""
     boot_seconds: float = Field(default=600.0, gt=0)
     """From the running instance to the registered node; later than that it has failed."""
     extend_seconds: float = Field(default=300.0, ge=0)

@@ -136,7 +136,7 @@ def _finding(
 
 def _after_call(intent: Intent, instance: Instance | None, world: World, now: float) -> Move | None:
     if instance is not None:
-        # The time to start begins with the row, so the deadline stays: the call was a part of it.
+        # The time to start began with the call, so the deadline stays.
         return Move(intent.operation_id, S.BOOTING, "the provider lists it", instance_id=instance.id)
     if now > intent.deadline and world.clock_settled:
         return Move(intent.operation_id, S.ABANDONED, "no instance came of it in time; it is not asked for again")
