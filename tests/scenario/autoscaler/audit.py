@@ -176,7 +176,9 @@ class Audit:
         self.sent.add(want.operation_id)
         pool = next(each for each in self.policy.pools if each.name == want.pool)
         if is_first and self.is_bookkept and pool.max_monthly is not None:
-            paid = self.paid(want.pool) + _rate(r for r in self.fleet.journal.open_intents() if r.pool == want.pool)
+            made = {machine.operation for cloud in self.fleet.clouds.values() for machine in cloud.made}
+            rows = [row for row in self.fleet.journal.open_intents() if row.pool == want.pool]
+            paid = self.paid(want.pool) + _rate(row for row in rows if row.operation_id not in made)
             must(3, paid <= pool.max_monthly, f"{want.pool} may cost {paid} this month")
 
     def paid(self, pool: str) -> Decimal:

@@ -263,6 +263,15 @@ RARE: dict[str, list[Happening]] = {
         ("namesake", 0),
         ("wait", 8),
     ],
+    "a delete goes by the name": [
+        ("wait", 2),
+        ("ask", ("gpu", 1)),
+        ("wait", 1),
+        ("namesake", 0),
+        ("wait", 8),
+        ("leave", None),
+        ("wait", 40),
+    ],
     "one blind cloud stops all": [("wait", 12), ("dark", ("east", True)), ("break", 0), *[("wait", 40)] * 7],
 }
 """Worlds that take more chance than a test has time for."""
