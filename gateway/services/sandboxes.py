@@ -34,7 +34,7 @@ MOST_WAITS: Final = 1000
 """Creates that wait at once; one beyond is taken in as well, and answered at once."""
 RETRIES_PER_SECOND: Final = 100
 """Of creates that found no seat to wait, all clients together: they are asked to come back that much later."""
-OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_RUNNING})
+OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_NOT_RUNNING})
 """What a node answers to a call over a route that is no longer right; then nothing was done."""
 
 

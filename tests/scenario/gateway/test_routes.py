@@ -58,7 +58,7 @@ def sender(world: World, sent: list[Route] | None = None) -> Callable[[Route], A
             sent.append(route)
         item = world.fleet.nodes[route.node.node_id].have.get(route.sandbox_id)
         if item is None or item.generation < route.generation:
-            raise ApiError(ErrorCode.SANDBOX_NOT_RUNNING, "not on this node")
+            raise ApiError(ErrorCode.SANDBOX_NOT_FOUND, "not on this node")
         if item.generation > route.generation:
             raise ApiError(ErrorCode.CONFLICT, "a newer generation is here")
         if item.state is not S.RUNNING:
