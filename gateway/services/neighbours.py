@@ -1,6 +1,5 @@
 """Other gateways on the same PostgreSQL: what they change is heard at once, what they leave undone is taken over."""
 
-import asyncio
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -27,13 +26,12 @@ class Neighbours:
         self._clock = clock
 
     async def listen(self) -> None:
-        """Passes on what others change, for ever."""
+        """Passes on what others change, until the connection is lost."""
         async for ids in self._ledger.db.notices():
             # None: it only now listens, and whatever somebody waits for may have happened before.
             rows = partial(_rows, names=self._ledger.watched() if ids is None else ids)
             for sandbox in await self._ledger.db.read(rows):
                 self._ledger.hear(sandbox)
-        await asyncio.Event().wait()
 
     async def take_over(self) -> None:
         """Drives on what nobody has driven on for a while, for ever.

@@ -18,6 +18,9 @@ from gateway.wire.errors import ErrorCode
 CHANNEL: Final = "sandbox_fleet"
 IDS_A_NOTICE: Final = 100
 """Ids have 64 characters at most, and PostgreSQL takes 8000 bytes."""
+KEEPALIVE: Final = 10
+"""Seconds without a word after which the server is asked whether it is there: a listener that says nothing would else
+notice after hours that it is gone."""
 
 
 def announce(session: Session, sender: str, ids: Sequence[str]) -> None:
@@ -35,7 +38,10 @@ async def listen(engine: Engine, receiver: str) -> AsyncIterator[list[str] | Non
     """
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     try:
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        opened = psycopg.AsyncConnection.connect(
+            url, autocommit=True, keepalives_idle=KEEPALIVE, keepalives_interval=KEEPALIVE, keepalives_count=3
+        )
+        async with await opened as connection:
             await connection.execute(f"LISTEN {CHANNEL}")
             yield None
             async for notice in connection.notifies():
