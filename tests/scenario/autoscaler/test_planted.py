@@ -263,6 +263,9 @@ RARE: dict[str, list[Happening]] = {
         ("namesake", 0),
         ("wait", 8),
     ],
+    "the cap of a pool in euro a month is ignored": [
+        *[("ask", ("big", 3)), ("wait", 20), ("leave", None), ("wait", 40)] * 3
+    ],
     "a delete goes by the name": [
         ("wait", 2),
         ("ask", ("gpu", 1)),
@@ -276,7 +279,6 @@ RARE: dict[str, list[Happening]] = {
 }
 """Worlds that take more chance than a test has time for."""
 SLOW = {
-    "the cap of a pool in euro a month is ignored",
     "an order is sent again before the first can have come through",
 }
 """Seen to need many worlds, and left to the soak."""
@@ -286,7 +288,7 @@ def noticed(directory: Path, name: str, mutate: Mutation = lambda rules: rules) 
     """What the first world that notices says; nothing when none does."""
     if name in RARE:
         with pytest.raises(AssertionError) as caught:
-            play(directory, RARE[name])
+            play(directory, RARE[name], mutate)
         return str(caught.value)
 
     @SEARCH

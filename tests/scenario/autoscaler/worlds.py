@@ -331,7 +331,7 @@ class World:
         records = [record for record in gateway.records.values() if not self.is_forgotten(record.state)]
         is_calm = (
             [(row.pool, row.state.value) for row in rows] == [("more", "ready")]
-            and [machine.operation for machine in machines] == [rows[0].operation_id]
+            and [(machine.operation, machine.lost) for machine in machines] == [(rows[0].operation_id, False)]
             and [record.state for record in records] == [NodeState.READY]
             and not leftovers
         )
