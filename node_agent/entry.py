@@ -91,6 +91,12 @@ def overtaken(entry: Entry) -> ApiError:
     )
 
 
+def was_deleted(entry: Entry) -> bool:
+    """Whether its delete has come to its end, and well."""
+    outcome = entry.deleted
+    return outcome is not None and outcome.done() and outcome.exception() is None
+
+
 def deleted(detail: str) -> Death:
     """The death of a sandbox that somebody removed."""
     return Death(DeathReason.DELETED, None, detail, datetime.now(UTC))

@@ -20,7 +20,7 @@ from node_agent.core import sandbox as core
 from node_agent.core.admission import refusal
 from node_agent.core.sandbox import Sandbox
 from node_agent.entries import Entries
-from node_agent.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of
+from node_agent.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of, was_deleted
 from node_agent.errors import ApiError, of_failure
 from node_agent.runtime.base import Death, EngineState, Found, Order, RuntimeFailure, SandboxRuntime
 
@@ -220,11 +220,11 @@ class Registry:
                 found = None if entry.deleted else self._engine_create(entry)
             self._created(entry, found)
         except RuntimeFailure as failure:
-            self._create_failed(entry, of_failure(failure, entry.id), failure.reason)
+            self._create_failed(entry, former, of_failure(failure, entry.id), failure.reason)
         except Exception as error:
             log.exception("create of sandbox %s failed inside the agent", entry.id)
             message = f"the node agent failed while creating sandbox {entry.id}: {error}"
-            self._create_failed(entry, ApiError(ErrorCode.INTERNAL, message, sandbox_id=entry.id), None)
+            self._create_failed(entry, former, ApiError(ErrorCode.INTERNAL, message, sandbox_id=entry.id), None)
         self._changed()
 
     def _remove_former(self, entry: Entry, former: Entry | None) -> None:
@@ -247,17 +247,26 @@ class Registry:
         else:
             entry.created.set_exception(overtaken(entry))
 
-    def _create_failed(self, entry: Entry, error: ApiError, reason: DeathReason | None) -> None:
+    def _create_failed(self, entry: Entry, former: Entry | None, error: ApiError, reason: DeathReason | None) -> None:
         with self._entries.lock:
             broken = entry.deleted is not None or not self._entries.has(entry)
             if not broken and CODE_RULES[error.code].retryable:
-                self._entries.remove(entry)
+                self._undo(entry, former)
             elif not broken:
                 death = Death(reason or reason_of(error.code), None, error.message, datetime.now(UTC))
                 entry.sandbox = core.died(entry.sandbox, death)
                 entry.failure = error
         entry.ended.set()
         entry.created.set_exception(overtaken(entry) if broken else error)
+
+    def _undo(self, entry: Entry, former: Entry | None) -> None:
+        """Nothing came of the order: what it was to replace is told and counted again, and can be deleted."""
+        if former is None or was_deleted(former):
+            self._entries.remove(entry)
+            return
+        self._entries.put(former)
+        if former.sandbox.state in LIVE:
+            self._watch(former)  # it may have ended while nobody looked
 
     def _delete(self, entry: Entry, outcome: "Future[None]") -> None:
         runtime = self._runtimes[entry.sandbox.runtime]

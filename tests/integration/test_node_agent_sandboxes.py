@@ -157,6 +157,37 @@ def test_a_create_that_may_work_later_leaves_nothing_in_the_inventory(node: Node
     assert node.create(fresh).status_code == 200
 
 
+def test_a_restart_that_may_work_later_leaves_the_running_one_told_counted_and_deletable(
+    node: NodeUnderTest, fresh: str
+) -> None:
+    node.create(fresh)
+    before = node.node.registry.reserved()
+    node.runtime.controls.fail_creates.append(RuntimeFailure(ErrorCode.BUSY, "the engine is busy"))
+    assert code(node.create(fresh, generation=2)) == (503, "busy")
+    assert node.node.registry.find(fresh, None).order.generation == 1
+    assert node.node.registry.reserved() == before
+    assert node.delete(fresh, generation=2).status_code == 200
+    assert fresh not in {found.order.sandbox_id for found in node.runtime.found()}
+
+
+def test_a_sandbox_that_ends_while_its_restart_fails_is_told_as_ended(node: NodeUnderTest, fresh: str) -> None:
+    node.create(fresh)
+    gate = node.runtime.controls.create_gate = threading.Event()
+    node.runtime.controls.creating.clear()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            restart = pool.submit(node.create, fresh, generation=2)
+            assert node.runtime.controls.creating.wait(10)
+            node.runtime.delete(fresh)  # so that the engine's create fails, as for a reason that may pass
+            gate.set()
+            assert code(restart.result()) == (409, "conflict")
+    finally:
+        gate.set()
+        node.runtime.controls.create_gate = None
+    node.gateway.wait_for("over", lambda: node.gateway.seen(fresh) == "failed")
+    assert node.create(fresh, generation=2).json()["sandbox"]["state"] == "running"
+
+
 def test_a_full_node_refuses_and_says_what_is_short(node: NodeUnderTest, fresh: str) -> None:
     answer = node.create(fresh, memory_mb=9_999_999)
     assert code(answer) == (503, "node_refused")
