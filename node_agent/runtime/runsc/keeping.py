@@ -60,17 +60,30 @@ class Keeping:
         """Leaves: from now on nothing is kept, dropped or taken.  A keeper that holds nothing has ended on return."""
         with self._lock:
             self._closed = True
-            connection, self._connection = self._connection or self._connect(), None
+            connection, self._connection = self._connection, None
+            if connection is not None and self._leave(connection):
+                return
+            try:
+                connection = self._connect()
+            except OSError as error:
+                log.warning("the keeper is not told that this agent ends: %s", error)
+                return
             if connection is None:
                 self._path.unlink(missing_ok=True)  # of a keeper that was killed
-                return
-            with connection, contextlib.suppress(OSError):  # it is gone already
-                connection.send(_packet(Verb.LEAVE, ""))
-                ends = connection.recv(keeper.MAX_REQUEST) == keeper.YES
-                connection.shutdown(socket.SHUT_WR)
-                if ends:
-                    connection.recv(keeper.MAX_REQUEST)
-                    self.reap()
+            else:
+                self._leave(connection)
+
+    def _leave(self, connection: socket.socket) -> bool:
+        """Whether the keeper answered."""
+        with connection, contextlib.suppress(OSError):  # it is gone already
+            connection.send(_packet(Verb.LEAVE, ""))
+            answer = connection.recv(keeper.MAX_REQUEST)
+            connection.shutdown(socket.SHUT_WR)
+            if answer == keeper.YES:
+                connection.recv(keeper.MAX_REQUEST)
+                self.reap()
+            return bool(answer)
+        return False
 
     def reap(self) -> None:
         """Takes the exit status of the keeper that this object started and that is about to end."""
