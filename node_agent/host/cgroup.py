@@ -4,6 +4,7 @@ The engine makes the groups and sets the limits; here they are read, adjusted, e
 """
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default
 _MIN_QUOTA_US: Final = 1_000  # the kernel refuses less
 _EMPTY_TIMEOUT: Final = 10.0
+_GROUP_IS_GONE: Final = (errno.ENOENT, errno.ENODEV)  # before its file was opened, and after
 _THAW_AGAIN: Final = 0.1  # seconds; a pause in another thread may freeze behind the kill's back
 
 
@@ -103,13 +105,18 @@ class Cgroup:
         return _number(self._file("freezer", "freezer.self_freezing", "cgroup.freeze")) == 1
 
     def _tell_freezer(self, v1: str, v2: str) -> bool:
+        word = v2 if _is_v2() else v1
         try:
             # Without O_CREAT: where the group is gone, that is the answer.
             descriptor = os.open(self._file("freezer", "freezer.state", "cgroup.freeze"), os.O_WRONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        with os.fdopen(descriptor, "w") as file:
-            file.write(v2 if _is_v2() else v1)
+            try:
+                os.write(descriptor, word.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _GROUP_IS_GONE:
+                return False
+            raise
         return True
 
     def kill(self, timeout: float = _EMPTY_TIMEOUT, *, first: int | None = None) -> bool:
