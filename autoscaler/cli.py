@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler import lock, main
+from autoscaler import main
 from autoscaler.bootstrap import ucloud_init_script
 from autoscaler.clock import Clock
 from autoscaler.core import money
@@ -84,7 +84,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
             intents, backoffs = journal.open_intents(), list(journal.backoffs().values())
         finally:
             journal.close()
-    owner = lock.owner(settings.lock)
+        owner = main.running(settings)
     held = [each for each in backoffs if each.until > Clock().now()]
     if as_json:
         _json({"running": owner, "intents": intents, "backoffs": held})

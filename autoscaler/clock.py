@@ -51,6 +51,7 @@ class Anchor:
             return
         temporary = self._path.with_suffix(".new")
         try:
+            temporary.touch(mode=0o600)
             temporary.write_text(json.dumps({"boot": self._boot, "offset": offset}))
             temporary.replace(self._path)
         except OSError as error:

@@ -2,18 +2,28 @@
 
 On one machine a file lock that the kernel lets go of when its process dies by any means; with a journal in PostgreSQL
 also an advisory lock there, that the server lets go of with the connection.  No clock is involved in either.
+
+The file lock belongs to the open file (fcntl(2), "open file description locks"), and can be asked for without being
+taken: who only looks never stands in the way of who starts.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
+import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO, Final
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
+
+# struct flock of Linux on 64-bit machines: type, whence, start, length, process id.
+_FLOCK: Final = "hhqqi4x"
+_WHOLE: Final = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class LockedError(Exception):
@@ -29,13 +39,11 @@ def held(path: Path) -> Iterator[None]:
         OSError: the file cannot be made.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+        if not _take(file):
             file.seek(0)
             owner = file.read(200).strip() or "a process that has not said its name yet"
-            raise LockedError(f"another autoscaler has {path}: {owner}; end it first") from None
+            raise LockedError(f"another autoscaler has {path}: {owner}; end it first")
         file.truncate(0)
         file.write(f"process {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}\n")
         file.flush()
@@ -43,16 +51,28 @@ def held(path: Path) -> Iterator[None]:
 
 
 def owner(path: Path) -> str | None:
-    """Who holds the lock; ``None`` when nobody does."""
+    """Who holds the lock; ``None`` when nobody does.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     try:
         with path.open("r") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read(200).strip()
+            kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, _WHOLE))
+            return None if kind == fcntl.F_UNLCK else file.read(200).strip()
     except FileNotFoundError:
-        pass
-    return None
+        return None
+
+
+def _take(file: IO[str]) -> bool:
+    """Whether the lock is this open file's now."""
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
 
 
 @contextlib.contextmanager

@@ -143,6 +143,19 @@ def locked(settings: AutoscalerSettings) -> Iterator[None]:
         raise StartError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
 
 
+def running(settings: AutoscalerSettings) -> str | None:
+    """Who holds the lock of the one that acts; ``None`` when nobody does.
+
+    Raises:
+        StartError: it cannot be looked at.
+    """
+    try:
+        return lock.owner(settings.lock)
+    except OSError as error:
+        why = f"{error.strerror}; run this as the user whom {settings.state_dir} belongs to"
+        raise StartError(f"the lock {settings.lock} cannot be read: {why}") from error
+
+
 def make_providers(settings: AutoscalerSettings, environ: Mapping[str, str]) -> dict[str, ComputeProvider]:
     """The providers of the settings.
 

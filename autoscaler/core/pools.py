@@ -81,7 +81,7 @@ class PoolPolicy:
     hold_seconds: float | None = None
     """Nothing is closed so soon after the last boot; ``None`` is `idle_seconds`."""
     start_seconds: float = 300.0
-    """From the row to the running instance; later than that it has failed."""
+    """From the first call to the running instance; later than that it has failed."""
     boot_seconds: float = 600.0
     """From the running instance to the registered node; later than that it has failed."""
     extend_seconds: float = 300.0

@@ -69,6 +69,10 @@ def test_what_was_not_kept_is_seen_again(machine: Machine) -> None:
     assert not machine.process().is_settled()
 
 
+def test_the_file_is_its_owners(machine: Machine) -> None:
+    assert {each.stat().st_mode & 0o777 for each in machine.path.parent.glob("clock*")} == {0o600}
+
+
 def test_time_that_passes_is_no_jump(machine: Machine) -> None:
     machine.clock.pass_by(100_000.0)
     assert machine.process().is_settled()

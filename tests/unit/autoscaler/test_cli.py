@@ -84,6 +84,12 @@ def test_reading_needs_no_secret_of_a_cloud(tmp_path: Path) -> None:
     assert "provider hetzner: " in failure(tmp_path, GOOD.replace("[[pools]]", cloud), "plan")
 
 
+def test_a_lock_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "as" / "autoscaler.lock").mkdir(parents=True)
+    told = failure(tmp_path, GOOD, "status")
+    assert f"the lock {tmp_path}/as/autoscaler.lock cannot be read: Is a directory; run this as the user" in told
+
+
 def test_a_missing_file_is_named() -> None:
     done = CliRunner().invoke(app, ["status", "--config", "/no/such.toml"])
     assert done.exit_code == 1

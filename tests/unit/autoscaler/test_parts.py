@@ -1,5 +1,6 @@
 """Lock, clock, settings, user data, schedule and the end of a fleet."""
 
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -33,7 +35,24 @@ def test_the_second_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
         assert str(os.getpid()) in str(lock.owner(path))
     assert lock.owner(path) is None
     with lock.held(path):
-        pass
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_who_looks_at_the_lock_keeps_nobody_from_taking_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked, taken = tmp_path / "lock", fcntl.fcntl, list[str]()
+    path.touch()
+
+    def at_that_moment(file: IO[str], command: int, argument: bytes) -> int | bytes:
+        answer = asked(file, command, argument)
+        if not taken:
+            taken.append("by one that starts")
+            with lock.held(path):
+                pass
+        return answer
+
+    monkeypatch.setattr(fcntl, "fcntl", at_that_moment)
+    assert lock.owner(path) is None
+    assert taken
 
 
 def test_the_kernel_frees_the_lock_of_a_killed_process(tmp_path: Path) -> None:
