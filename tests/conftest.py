@@ -1,4 +1,7 @@
-"""Fixtures for all tests, and which of them share a process."""
+"""Fixtures for all tests, which of them share a process, and how failures are told."""
+
+import gc
+from collections.abc import Generator
 
 import pytest
 
@@ -12,3 +15,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         engine = item.get_closest_marker("engine") is not None
         item.add_marker(pytest.mark.xdist_group("engines" if engine else str(item.path)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collects no garbage while a failure is put into words.
+
+    Up to Python 3.11.7 `ast.parse`, with which pytest finds the source of a failure, breaks with a `SystemError` when a
+    finalizer that the collection runs, or a thread that it lets in, parses as well (python/cpython#106905); that would
+    end the whole run without telling what failed.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if enabled:
+            gc.enable()
