@@ -116,8 +116,11 @@ class Creator:
         """The boot that stands in for one that was refused, written down."""
         # What is left of the limits is in the journal, not in the plan; other lanes take of it, too.
         with turn.writing():
-            world = replace(world, intents=self._journal.open_intents(), backoffs=self._journal.backoffs())
-            instead = fallback(world, self._policy, self._clock.now(), refused)
+            now, intents = self._clock.now(), self._journal.open_intents()
+            # What is spent after the rows: one that ends in between counts twice, and not never.
+            spent, backoffs = self._journal.spent(now), self._journal.backoffs()
+            world = replace(world, intents=intents, spent=spent, backoffs=backoffs)
+            instead = fallback(world, self._policy, now, refused)
             for wait in instead.waits:
                 log.info("%s: %s", wait.subject, wait.reason)
             boots = [action for action in instead.actions if isinstance(action, Boot)]

@@ -2,12 +2,16 @@
 
 import itertools
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 from autoscaler.core import backoff, naming
-from autoscaler.core.model import Learn
+from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.model import Boot, Intent, Learn, OfferKey, Plan, Stop
+from autoscaler.lanes import Serial
+from autoscaler.turn import Turn
 from gateway.wire.resources import Shape
-from providers.base import Applied, ComputeProvider, Create, ErrorKind, Inventory, Phase
+from providers.base import Applied, ComputeProvider, Create, ErrorKind, Inventory, Phase, Scope
 from providers.testing.fake import FakeCloud, FakeProvider
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
 
@@ -127,3 +131,17 @@ def test_a_stray_that_cannot_be_deleted_is_told_to_go_ever_more_rarely(tmp_path:
     fleet.until(lambda: not fleet.cloud.machines, ticks=1200)
     sweeps = [event for event in fleet.journal.events(200) if event.kind == "sweep"]
     assert [round(after.at - before.at) for before, after in itertools.pairwise(sweeps)] == [60, 120, 240]
+
+
+def test_an_offer_that_stands_in_counts_what_was_spent_in_the_same_tick(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, pool(max_monthly=Decimal("0.11")))
+    ended = Intent("op9", "cpu", "fake", "test-cpu-op9", "small", "here", IntentState.DELETING, 0.0, 0.0, 0.0)
+    now = fleet.clock.now()
+    fleet.journal.add([replace(ended, created_at=now, instance_id="vm-9", price=Decimal("0.10"))])
+    fleet.cloud.fail_next("create", ErrorKind.CAPACITY, Applied.NO, scope=Scope.OFFER)
+    boot = Boot("cpu", "fake", OfferKey("small", "here"), 300.0, "wanted", price=Decimal("0.01"))
+    plan = Plan((Stop("op9", "it is listed no more"), boot))
+    assert fleet.reconciler._executor is not None
+    fleet.reconciler._executor.carry_out(plan, fleet.reconciler.look().world, Turn(), Serial())
+    assert fleet.journal.spent(now) == {"cpu": Decimal("0.10")}
+    assert fleet.journal.open_intents() == (), "another one would lead to 0.12"
