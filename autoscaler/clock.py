@@ -40,6 +40,7 @@ class Anchor:
         self._path = path
         self._boot = boot_id.read_text().strip()
         self._kept = self._read()
+        self._is_told = False
 
     def offset(self) -> float | None:
         """Wall time less monotonic time, in seconds, as kept last in this boot of the machine."""
@@ -55,9 +56,11 @@ class Anchor:
             temporary.write_text(json.dumps({"boot": self._boot, "offset": offset}))
             temporary.replace(self._path)
         except OSError as error:
-            log.warning("where the clocks stand cannot be kept, so a jump while no process lives is missed: %s", error)
+            level = logging.DEBUG if self._is_told else logging.WARNING
+            log.log(level, "where the clocks stand cannot be kept; a jump while no process lives is missed: %s", error)
+            self._is_told = True
             return
-        self._kept = offset
+        self._kept, self._is_told = offset, False
 
     def _read(self) -> float | None:
         try:

@@ -32,6 +32,7 @@ from autoscaler.creating import Preparation as Preparation
 from autoscaler.creating import new_operation_id as new_operation_id
 from autoscaler.lanes import GATEWAY, Lanes
 from autoscaler.observe import Gateway
+from autoscaler.remarks import Remarks
 from autoscaler.store.journal import Journal
 from autoscaler.turn import Turn, TurnOverError
 from gateway.client import GatewayError, GatewayUnreachableError
@@ -62,6 +63,7 @@ class Executor:
         self._gateway = gateway
         self._policy = policy
         self._clock = clock
+        self._remarks = Remarks(log, clock.monotonic)
         self._creator = Creator(journal, providers, gateway, policy, preparations, clock, chances)
 
     def carry_out(self, plan: Plan, world: World, turn: Turn, lanes: Lanes, *, first: Sequence[Step] = ()) -> None:
@@ -85,9 +87,7 @@ class Executor:
         for future in done:
             future.result()
         if late:
-            log.warning(
-                "calls in %d lanes have not ended in time; they go on, and nothing new is begun there", len(late)
-            )
+            self._remarks.tell("calls have not ended in time", f"in {len(late)} lanes, where nothing new is begun")
 
     def _sorted(self, plan: Plan, world: World, turn: Turn) -> dict[str, list[Step]]:
         """The steps of each lane."""
@@ -104,8 +104,21 @@ class Executor:
                     lane, do = action.provider, partial(self._do, action, turn)
                 case Drain() | CancelDrain() | Forget():
                     lane, do = GATEWAY, partial(self._do, action, turn)
-            lanes.setdefault(lane, []).append(partial(_guarded, action, do))
+            lanes.setdefault(lane, []).append(partial(self._guarded, action, do))
         return lanes
+
+    def _guarded(self, action: Action, do: Step) -> None:
+        """One action.  A broken one must not hold up the deletes behind it; its row says where it stands."""
+        kind = type(action).__name__
+        try:
+            do()
+        except TurnOverError:
+            log.info("%s is left to the next tick", kind)
+        except (GatewayError, GatewayUnreachableError) as error:
+            level = logging.DEBUG if isinstance(action, Forget) else logging.WARNING
+            self._remarks.tell(f"{kind} waits for the gateway", str(error), level=level)
+        except Exception:
+            log.exception("%s failed", action)
 
     def _do(self, action: Action, turn: Turn) -> None:
         match action:
@@ -207,16 +220,3 @@ def _each(steps: Sequence[Step], turn: Turn) -> None:
         if turn.is_over():
             return
         step()
-
-
-def _guarded(action: Action, do: Step) -> None:
-    """One action.  A broken one must not hold up the deletes behind it; its row says where it stands."""
-    try:
-        do()
-    except TurnOverError:
-        log.info("%s is left to the next tick", type(action).__name__)
-    except (GatewayError, GatewayUnreachableError) as error:
-        level = logging.DEBUG if isinstance(action, Forget) else logging.WARNING
-        log.log(level, "%s waits for the gateway: %s", type(action).__name__, error)
-    except Exception:
-        log.exception("%s failed", action)

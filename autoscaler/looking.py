@@ -9,6 +9,7 @@ from typing import Final
 from autoscaler.clock import Clock
 from autoscaler.core.model import ProviderView
 from autoscaler.lanes import Lanes
+from autoscaler.remarks import Remarks
 from providers.base import ComputeProvider, ErrorKind, Offer, ProviderError
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Sight:
         self._offers_again_at = float("-inf")
         self._listed_at = float("-inf")
         self._quiet_until = float("-inf")
+        self._remarks = Remarks(log, clock.monotonic)
         self.took = 0.0
         """Seconds of the last look."""
 
@@ -64,18 +66,19 @@ class Sight:
 
     def look(self) -> ProviderView:
         """Asks it.  Nothing here raises: a provider that fails or breaks is blind."""
-        began_at = self._clock.monotonic()
+        began_at, trouble = self._clock.monotonic(), f"provider {self._name} cannot be asked"
         try:
             inventory = self._provider.list()
         except ProviderError as error:
             self._quieten(error)
-            log.warning("provider %s cannot be asked (%s): %s", self._name, error.kind, error)
+            self._remarks.tell(trouble, f"{error.kind}: {error}")
             return self.blind(str(error))
-        except Exception as error:
-            # A plugin that breaks must not stop the other providers.
-            log.exception("provider %s broke", self._name)
-            return self.blind(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - a plugin that breaks must not stop the other providers
+            words = f"{type(error).__name__}: {error}"
+            self._remarks.tell(trouble, words, level=logging.ERROR, trace=True)
+            return self.blind(words)
         else:
+            self._remarks.over(trouble)
             self._listed_at = self._clock.monotonic()
             self._ask_offers()
             taken_at = inventory.taken_at.timestamp()
@@ -88,14 +91,16 @@ class Sight:
         """Without the catalogue nothing new is bought, but what is there can be seen, and deleted."""
         if self._clock.monotonic() < self._offers_again_at:
             return
-        wait = OFFERS_SECONDS
+        wait, trouble = OFFERS_SECONDS, f"the offers of provider {self._name} cannot be asked"
         try:
             self._offers = tuple(self._provider.offers())
         except ProviderError as error:
-            log.warning("the offers of provider %s cannot be asked (%s): %s", self._name, error.kind, error)
+            self._remarks.tell(trouble, f"{error.kind}: {error}")
             wait = error.retry_after or 0.0
-        except Exception:
-            log.exception("the offers of provider %s broke", self._name)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._remarks.tell(trouble, f"{type(error).__name__}: {error}", level=logging.ERROR, trace=True)
+        else:
+            self._remarks.over(trouble)
         self._offers_again_at = self._clock.monotonic() + wait
 
     def _quieten(self, error: ProviderError) -> None:

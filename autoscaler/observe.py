@@ -16,6 +16,7 @@ from autoscaler.lanes import GATEWAY, Lanes
 from autoscaler.looking import Lookout
 from autoscaler.looking import Pace as Pace
 from autoscaler.memory import Lasting
+from autoscaler.remarks import Remarks
 from autoscaler.store.journal import Journal
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.bundle import BundleManifest
@@ -29,6 +30,8 @@ BUNDLE_SECONDS: Final = 60.0
 """The gateway's bundle is asked for this often."""
 BUNDLE_DIGITS: Final = 12
 """Of its digest that instances carry in a label."""
+NOT_ASKED: Final = "the gateway cannot be asked, so nothing is scaled"
+NO_BUNDLE: Final = "what new nodes install is not known"
 
 Asked = tuple[list[NodeRecord], Demand]
 
@@ -96,6 +99,7 @@ class Observer:
         self._installs = policy is not None and any(pool.installs for pool in policy.pools)
         self._bundle = ""
         self._bundle_again_at = float("-inf")
+        self._remarks = Remarks(log, clock.monotonic)
 
     def observe(self, lanes: Lanes) -> World:
         """Asks every provider and the gateway, all at once.  Nothing here raises for a failing or slow one of them.
@@ -183,7 +187,9 @@ class Observer:
         try:
             self._bundle = self._gateway.bundle().sha256[:BUNDLE_DIGITS]
         except (GatewayError, GatewayUnreachableError) as error:
-            log.warning("what new nodes install is not known: %s", error)
+            self._remarks.tell(NO_BUNDLE, str(error))
+        else:
+            self._remarks.over(NO_BUNDLE)
 
     def _fleet(self, asked: "Future[Asked | str] | None") -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...], int]:
         """Nodes and demand, or nothing of both: a plan needs them of one moment."""
@@ -192,8 +198,9 @@ class Observer:
         else:
             found = asked.result()
         if isinstance(found, str):
-            log.warning("the gateway cannot be asked, so nothing is scaled: %s", found)
+            self._remarks.tell(NOT_ASKED, found)
             return None, (), 0
+        self._remarks.over(NOT_ASKED)
         records, demand = found
         lasting = self._pressure(records)
         nodes = tuple(

@@ -16,6 +16,7 @@ from autoscaler.core.settle import applied, settle
 from autoscaler.execute import Executor
 from autoscaler.lanes import Lanes, Serial
 from autoscaler.observe import Gateway, Observer
+from autoscaler.remarks import Remarks
 from autoscaler.store.journal import Journal
 from autoscaler.turn import Turn
 from gateway.client import GatewayError, GatewayUnreachableError
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 CEILINGS_SECONDS: Final = 60.0
 """Told again this often although nothing changed, so that a gateway that lost them has them back."""
+NOT_TOLD: Final = "the gateway was not told what could be had"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Reconciler:
         self._lanes = lanes
         self._told: Ceilings | None = None
         self._told_at = float("-inf")
+        self._remarks = Remarks(log, clock.monotonic)
 
     def look(self) -> Report:
         """What a tick would find and do now; changes nothing."""
@@ -123,8 +126,9 @@ class Reconciler:
         try:
             self._gateway.put_ceilings(told)
         except (GatewayError, GatewayUnreachableError) as error:
-            log.warning("the gateway was not told what could be had: %s", error)
+            self._remarks.tell(NOT_TOLD, str(error))
             return
+        self._remarks.over(NOT_TOLD)
         self._told, self._told_at = told, self._clock.monotonic()
 
 

@@ -1,0 +1,80 @@
+"""What lasts is told when it begins, changes and ends, and rarely in between."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from autoscaler.observe import NOT_ASKED
+from autoscaler.remarks import AGAIN_SECONDS, Remarks
+from providers.base import Applied, ErrorKind
+from tests.scenario.autoscaler.fleet import Fleet
+from tests.unit.autoscaler.test_anchor import HandClock
+
+TROUBLE = "provider fog cannot be asked"
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def remarks(clock: HandClock, caplog: pytest.LogCaptureFixture) -> Remarks:
+    caplog.set_level(logging.INFO)
+    return Remarks(logging.getLogger("autoscaler.looking"), clock.monotonic)
+
+
+def test_what_lasts_is_told_once_and_again_after_a_while(
+    remarks: Remarks, clock: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        remarks.tell(TROUBLE, "network: no route")
+    assert caplog.messages == [f"{TROUBLE}: network: no route"]
+    clock.pass_by(AGAIN_SECONDS)
+    remarks.tell(TROUBLE, "network: no route")
+    assert len(caplog.messages) == 2
+
+
+def test_what_changes_is_told_but_a_number_is_no_change(remarks: Remarks, caplog: pytest.LogCaptureFixture) -> None:
+    remarks.tell(TROUBLE, "network: <connection at 0x7f31ac> has not answered for 10 s")
+    remarks.tell(TROUBLE, "network: <connection at 0x8b90de> has not answered for 20 s")
+    assert len(caplog.messages) == 1
+    remarks.tell(TROUBLE, "auth: the token is refused")
+    assert caplog.messages[1:] == [f"{TROUBLE}: auth: the token is refused"]
+
+
+def test_the_end_is_told_to_who_heard_of_the_beginning(remarks: Remarks, caplog: pytest.LogCaptureFixture) -> None:
+    remarks.over(TROUBLE)
+    assert caplog.messages == []
+    remarks.tell(TROUBLE, "network: no route")
+    remarks.over(TROUBLE)
+    remarks.over(TROUBLE)
+    assert caplog.messages[1:] == [f"{TROUBLE}: this is over"]
+    remarks.tell(TROUBLE, "network: no route")
+    assert len(caplog.messages) == 3
+
+
+def test_of_what_broke_the_traceback_is_kept(remarks: Remarks, caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise KeyError("x")
+    except KeyError:
+        remarks.tell(TROUBLE, "KeyError: 'x'", level=logging.ERROR, trace=True)
+    assert 'raise KeyError("x")' in caplog.text
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_ticks_do_not_repeat_who_does_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fleet = Fleet(tmp_path)
+    fleet.gateway.unreachable = True
+    for _ in range(5):
+        fleet.cloud.fail_next("list", ErrorKind.TRANSIENT, Applied.NO)
+    for _ in range(5):
+        fleet.tick()
+    fleet.gateway.unreachable = False
+    fleet.tick()
+    for subject in ("provider fake cannot be asked", NOT_ASKED):
+        begun, over = (message for message in caplog.messages if message.startswith(subject))
+        assert not begun.endswith("this is over")
+        assert over == f"{subject}: this is over"
