@@ -189,6 +189,25 @@ class ProviderContract:
         assert first <= second
         assert timedelta(seconds=-2) <= first - made.created_at < timedelta(minutes=10)
 
+    def test_steps_and_ends_are_told_by_its_own_clock(self, provider: ComputeProvider, harness: Harness) -> None:
+        """A step lies between the order and the listing that tells of it, and an end after the order."""
+        made = provider.create(want(provider, harness))
+        listings = [provider.list()]
+        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+        listings.append(provider.list())
+        seen = [(listing.taken_at, instance) for listing in listings for instance in listing.instances]
+        assert len(seen) == len(listings)
+        slack = timedelta(seconds=2)
+        for taken_at, instance in seen:
+            step, end = instance.progress_at, instance.expires_at
+            assert step is None or instance.created_at - slack <= step <= taken_at + slack
+            assert end is None or end > instance.created_at
+        steps = [instance.progress_at for _, instance in seen if instance.progress_at is not None]
+        assert steps == sorted(steps)
+        got = provider.get(Ref(id=made.id))
+        assert got is not None
+        assert got.expires_at == seen[-1][1].expires_at
+
     def test_what_another_provider_object_made_is_seen(self, provider: ComputeProvider, harness: Harness) -> None:
         made = harness.provider(DEPLOYMENT).create(want(provider, harness))
         assert names(provider.list()) == {made.name}

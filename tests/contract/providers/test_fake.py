@@ -1,10 +1,13 @@
 """The fake is judged by the same suite as the real ones."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
-from providers.testing.contract import Harness, ProviderContract
+from providers.base import Instance, Inventory, Phase, Ref
+from providers.testing.contract import DEPLOYMENT, Harness, ProviderContract
 from providers.testing.fake import FakeCloud, FakeProvider
 
 
@@ -30,3 +33,51 @@ class TestFake(ProviderContract):
     @pytest.fixture
     def harness(self) -> Harness:
         return FakeHarness()
+
+
+Stamps = Callable[[Instance, datetime], Instance]
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+
+class StampingProvider(FakeProvider):
+    """Tells of steps and ends as it is told to."""
+
+    def __init__(self, cloud: FakeCloud, stamp: Stamps) -> None:
+        super().__init__(cloud, DEPLOYMENT)
+        self.stamp = stamp
+
+    def list(self) -> Inventory:
+        found = super().list()
+        return replace(found, instances=tuple(self.stamp(each, found.taken_at) for each in found.instances))
+
+    def get(self, ref: Ref) -> Instance | None:
+        found = super().get(ref)
+        return self.stamp(found, self.cloud.stamp()) if found is not None else None
+
+
+def judged(stamp: Stamps) -> None:
+    harness = FakeHarness()
+    provider = StampingProvider(harness.cloud, stamp)
+    ProviderContract().test_steps_and_ends_are_told_by_its_own_clock(provider, harness)
+
+
+def test_steps_and_ends_that_are_right_are_taken() -> None:
+    judged(lambda each, at: replace(each, progress_at=at, expires_at=each.created_at + HOUR))
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        lambda each, at: replace(each, progress_at=at + HOUR),
+        lambda each, _: replace(each, progress_at=each.created_at - HOUR),
+        lambda each, at: replace(each, progress_at=at.replace(tzinfo=None)),
+        lambda each, _: replace(each, expires_at=each.created_at),
+        lambda each, at: replace(each, expires_at=(at + HOUR).replace(tzinfo=None)),
+        lambda each, _: replace(each, progress_at=each.created_at + SECOND * (each.phase is Phase.BOOTING)),
+    ],
+    ids=["a step to come", "a step before", "a step of no zone", "an end at once", "an end of no zone", "steps back"],
+)
+def test_wrong_steps_and_ends_are_found(stamp: Stamps) -> None:
+    with pytest.raises((AssertionError, TypeError)):
+        judged(stamp)
