@@ -203,7 +203,8 @@ class SandboxRuntime(ABC):
         """Brings the sandbox up and returns once its first process runs.
 
         Idempotent by id and generation.  A lower generation that is still there is torn down first, its workspace
-        kept.  On any failure nothing but the workspace of an earlier generation is left behind.
+        kept.  On any failure nothing but the workspace of an earlier generation is left behind; where a retryable one
+        came before anything was done, that generation is left as it was.
 
         Raises:
             RuntimeFailure: ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED``; or

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
 
-from gateway.wire.errors import ErrorCode
+from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
@@ -86,14 +86,19 @@ class DockerRuntime(SandboxRuntime):
         return self._facts
 
     def create(self, order: Order) -> Found:
-        gpus.check(order.spec, gpus.count())
         with self._slots.creating(order.sandbox_id) as (ticket, lock):
             with lock:
                 existing = self._existing(order)
             if existing is not None:
                 return existing
-            # Outside the lock: a pull may take long, and a delete must not wait for it.
-            image = self._images.resolve(order.spec.image)
+            try:
+                gpus.check(order.spec, gpus.count())
+                # Outside the lock: a pull may take long, and a delete must not wait for it.
+                image = self._images.resolve(order.spec.image)
+            except RuntimeFailure as failure:
+                with lock:
+                    self._end_earlier(order, failure)
+                raise
             with lock:
                 ticket.check()
                 return self._existing(order) or self._found(self._built(order, image, ticket))
@@ -253,6 +258,12 @@ class DockerRuntime(SandboxRuntime):
             refusal = RuntimeFailure(ErrorCode.INTERNAL, f"sandbox {order.sandbox_id}: {error}")
             self._undo(order, keep, refusal)
             raise refusal from error
+
+    def _end_earlier(self, order: Order, failure: RuntimeFailure) -> None:
+        """Its next generation can never start: only the workspace of the one that is there stays."""
+        record = self._records.load(order.sandbox_id)
+        if record is not None and record.generation < order.generation and not CODE_RULES[failure.code].retryable:
+            self._undo(order, record.leaves_workspace, failure)
 
     def _undo(self, order: Order, keep: bool, failure: RuntimeFailure) -> None:
         try:

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 import docker
 
-from gateway.wire.errors import ErrorCode
+from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
 from node_agent.host import busybox, tools
@@ -128,18 +128,34 @@ class RunscRuntime(SandboxRuntime):
             present = self._present(places, order)
         if present is not None:
             return present.found
-        # Minutes may go by here.  Nothing is made yet, so nothing is locked.
-        image = self._images.resolve(order.spec.image)
-        root = self._roots.ensure(image)
+        try:
+            # Minutes may go by here.  Nothing is made yet, so nothing is locked.
+            image = self._images.resolve(order.spec.image)
+            root = self._roots.ensure(image)
+            host, runsc = self._host(), self._engine.runsc
+        except RuntimeFailure as failure:
+            self._end_earlier(slot, places, order, failure)
+            raise
         with slot.lock:
             present = self._present(places, order)
             if present is not None:
                 return present.found
             with self._starting(slot, places, ticket) as guard:
-                host, runsc = self._host(), self._engine.runsc
                 return self._replace(
                     slot, places, order, lambda: lifecycle.bring_up(host, runsc, places, order, image, root, guard)
                 ).found
+
+    def _end_earlier(self, slot: Slot, places: Places, order: Order, failure: RuntimeFailure) -> None:
+        """Its next generation can never start: only the workspace of the one that is there stays."""
+        if CODE_RULES[failure.code].retryable:
+            return
+        with slot.lock:
+            earlier = self._load(places)
+            if earlier is not None and earlier.generation < order.generation:
+                self._supervisor.forget(slot, places)
+                keep = earlier.leaves_workspace
+                lifecycle.fail(self._networks, places, earlier, failure, keep=keep)
+        slot.tell()
 
     def _present(self, places: Places, order: Order) -> Record | None:
         """The record of an order that was carried out already.

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import EngineState, Order, RuntimeFailure
+from node_agent.runtime.base import EngineState, ExecCommand, Order, RuntimeFailure
 from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_until
 from tests.contract.runtime.marks import also_on_runc
 
@@ -74,6 +74,26 @@ def test_next_generation_keeps_the_workspace_and_nothing_else(lab: Lab) -> None:
 
         assert found.order.generation == 2
         assert box.text("cat /workspace/kept; ls /data /tmp") == "kept\n/data:\nreadme\n\n/tmp:"
+
+
+@also_on_runc
+def test_next_generation_that_can_never_start_leaves_the_workspace_and_nothing_else(lab: Lab) -> None:
+    with lab.sandbox() as box:
+        box.text("echo kept >/workspace/kept")
+        ending = in_thread(lab.runtime.wait, box.id)
+        with pytest.raises(RuntimeFailure) as failure:
+            lab.runtime.create(lab.order(2, id=box.id, image="127.0.0.1:1/not/there:1"))
+        assert failure.value.code is ErrorCode.IMAGE_ERROR
+        ending.result()
+        found = lab.found(box.id)
+        assert found is not None
+        assert found.state is EngineState.DEAD
+        with pytest.raises(RuntimeFailure):
+            lab.runtime.exec(box.id, ExecCommand(("true",)))
+
+        lab.runtime.create(next_generation(box.order, 3))
+
+        assert box.text("cat /workspace/kept") == "kept"
 
 
 def test_next_generation_of_a_dead_sandbox(lab: Lab) -> None:
