@@ -99,6 +99,8 @@ class _Provider:
                     self.journal.move(rows[name].operation_id, IntentState.GONE, now=self.clock.now(), reason=reason)
         except ProviderError as error:
             return [f"provider {self.name}: {error}"]
+        except Exception as error:  # noqa: BLE001 - what the others have left is told all the same
+            return [f"provider {self.name} broke: {type(error).__name__}: {error}"]
         return [f"{name} is still there" for name in sorted({*listed, *self._rows()})]
 
     def _rows(self) -> dict[str, Intent]:

@@ -321,3 +321,12 @@ def test_a_provider_that_fails_is_tried_until_the_end(fleet: Fleet) -> None:
         fleet.cloud.fail_next("list", ErrorKind.AUTH, Applied.NO)
     assert give_up(fleet, within=3.0) == ["provider fake: fake: list answered auth"]
     fleet.journal.close()
+
+
+def test_a_plugin_that_breaks_is_tried_until_the_end_too(fleet: Fleet) -> None:
+    fleet.cloud.break_next("list", KeyError("id"), effect=False)
+    assert give_up(fleet) == []
+    for _ in range(100):
+        fleet.cloud.break_next("list", KeyError("id"), effect=False)
+    assert give_up(fleet, within=3.0) == ["provider fake broke: KeyError: 'id'"]
+    fleet.journal.close()
