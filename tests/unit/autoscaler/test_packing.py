@@ -17,10 +17,10 @@ from autoscaler.core.model import Boot, FleetPolicy, Intent, OfferKey, PoolPolic
 from autoscaler.core.packing import Bin, Group, Vector, fits, grouped, largest, largest_first, pack, vector
 from autoscaler.core.policy import plan
 from gateway.wire.resources import Shape
-from providers.base import Billing, Caps, Offer, Resources
+from providers.base import Offer, Resources
+from tests.unit.autoscaler.test_policy import CAPS, NOW
 
 EXAMPLES = int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300"))
-NOW = 1_900_000_000.0
 RUNSC, BOTH = frozenset({"runsc"}), frozenset({"runsc", "docker"})
 GVISOR = frozenset({"gvisor"})
 
@@ -138,15 +138,6 @@ def _only(memory: int) -> Vector:
 
 # -- inside a plan ----------------------------------------------------------------------------------------------------
 
-CAPS = Caps(
-    unique_names=True,
-    list_is_atomic=True,
-    deleted_vanish=True,
-    billing=Billing.PER_SECOND,
-    max_user_data=None,
-    calls_per_hour=None,
-    has_gpu=True,
-)
 OFFERS = (
     Offer("small", "here", Resources(4, 24, 12), Decimal("0.01"), available=True),
     Offer("large", "here", Resources(8, 40, 12), Decimal("0.02"), available=True),

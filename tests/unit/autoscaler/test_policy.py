@@ -65,6 +65,7 @@ SMALL = Offer("small", "here", Resources(4, 8192, 80_000), Decimal("0.01"), avai
 CHEAP_FAR = Offer("small", "there", Resources(4, 8192, 80_000), Decimal("0.005"), available=True)
 GPU = Offer("gpu", "here", Resources(16, 65536, 80_000, gpus=1), Decimal("1"), available=True)
 ONE = Shape(cpus=1, memory_mb=1024, disk_mb=1024, slots=1)
+FULL = Shape(cpus=4, memory_mb=7680, disk_mb=70_000, slots=10)
 
 
 def a_pool(**changes: Any) -> PoolPolicy:
@@ -116,7 +117,7 @@ def node_of(intent: Intent, **changes: Any) -> Node:
         instance=intent.name,
         pool=intent.pool,
         state=NodeState.READY,
-        total=Shape(cpus=4, memory_mb=7680, disk_mb=70_000, slots=10),
+        total=FULL,
         reserved=Shape(),
         sandboxes=0,
         runtimes=frozenset({"runsc"}),
@@ -147,6 +148,14 @@ def reasons(seen: World, *pools: PoolPolicy, **rules: Any) -> dict[str, str]:
 
 def boots(actions: tuple[object, ...]) -> list[str]:
     return [str(action.offer) for action in actions if isinstance(action, Boot)]
+
+
+def drains(seen: World, *pools: PoolPolicy, **rules: Any) -> list[str]:
+    return [action.operation_id for action in acts(seen, *pools, **rules) if isinstance(action, Drain)]
+
+
+def busy(intent: Intent, **changes: Any) -> Node:
+    return node_of(intent, reserved=FULL, sandboxes=3, idle_since=None, **changes)
 
 
 # -- booting ----------------------------------------------------------------------------------------------------------

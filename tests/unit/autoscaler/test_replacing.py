@@ -8,8 +8,7 @@ import pytest
 
 from autoscaler.core import backoff
 from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.model import BackOff, Boot, Drain, Intent, Node, World
-from gateway.wire.resources import Shape
+from autoscaler.core.model import BackOff, Boot, Drain, Intent, World
 from gateway.wire.states import NodeState
 from tests.unit.autoscaler.test_policy import (
     CHEAP_FAR,
@@ -19,6 +18,8 @@ from tests.unit.autoscaler.test_policy import (
     acts,
     an_intent,
     boots,
+    busy,
+    drains,
     instance_of,
     node_of,
     reasons,
@@ -26,15 +27,6 @@ from tests.unit.autoscaler.test_policy import (
 )
 
 S = IntentState
-FULL = Shape(cpus=4, memory_mb=7680, disk_mb=70_000, slots=10)
-
-
-def drains(seen: World, *pools: Any, **rules: Any) -> list[str]:
-    return [action.operation_id for action in acts(seen, *pools, **rules) if isinstance(action, Drain)]
-
-
-def busy(intent: Intent, **changes: Any) -> Node:
-    return node_of(intent, reserved=FULL, sandboxes=3, idle_since=None, **changes)
 
 
 # -- replacement ------------------------------------------------------------------------------------------------------

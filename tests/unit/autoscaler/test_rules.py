@@ -1,9 +1,8 @@
-"""Money, order of offers, warm floors, builders, pressure, hours that are paid, replacements, and the first look."""
+"""Money, order of offers, warm floors, builders, pressure, hours that are paid, and the first look."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any
 
 import pytest
 
@@ -12,14 +11,12 @@ from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import (
     BackOff,
     Boot,
-    Drain,
     FleetPolicy,
     OfferKey,
     Order,
     Sweep,
     Waiting,
     WarmFloor,
-    World,
 )
 from autoscaler.core.packing import Bin, grouped, items, pack, vector
 from autoscaler.core.policy import fallback, plan
@@ -36,6 +33,8 @@ from tests.unit.autoscaler.test_policy import (
     acts,
     an_intent,
     boots,
+    busy,
+    drains,
     instance_of,
     node_of,
     reasons,
@@ -43,15 +42,6 @@ from tests.unit.autoscaler.test_policy import (
 )
 
 S = IntentState
-FULL = Shape(cpus=4, memory_mb=7680, disk_mb=70_000, slots=10)
-
-
-def drains(seen: World, *pools: Any, **rules: Any) -> list[str]:
-    return [action.operation_id for action in acts(seen, *pools, **rules) if isinstance(action, Drain)]
-
-
-def busy(intent: Any, **changes: Any) -> Any:
-    return node_of(intent, reserved=FULL, sandboxes=3, idle_since=None, **changes)
 
 
 # -- money ------------------------------------------------------------------------------------------------------------
