@@ -160,6 +160,33 @@ def test_a_boot_that_never_ends_is_deleted_and_the_pool_backs_off(fleet: Fleet) 
     assert len(fleet.cloud.created) == 2
 
 
+def test_a_node_that_registers_while_its_late_boot_is_given_up_is_kept(fleet: Fleet) -> None:
+    (sandbox,) = fleet.ask()
+    fleet.until(lambda: bool(fleet.cloud.machines))
+    (machine,) = fleet.cloud.machines
+    fleet.gateway.silent.add(machine)
+    looks = 0
+
+    def step(name: str) -> None:
+        """It comes between the look that gave it up and the delete."""
+        nonlocal looks
+        looks = looks + 1 if name == "call gateway.nodes" else looks
+        if looks == 2:
+            fleet.gateway.silent.clear()
+            fleet.gateway.step()
+
+    fleet.watch(step)
+    for _ in range(400):
+        looks = 0
+        fleet.tick()
+        if not fleet.gateway.silent:
+            break
+    fleet.watch(None)
+    fleet.until(lambda: sandbox in fleet.gateway.placed)
+    assert [*fleet.cloud.machines] == [machine]
+    assert len(fleet.cloud.created) == 1
+
+
 def test_a_booting_node_counts_in_full_for_what_waits(fleet: Fleet) -> None:
     fleet.ask(4)
     for _ in range(10):
