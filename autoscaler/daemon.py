@@ -23,6 +23,7 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 
 from autoscaler import notify
 from autoscaler.notify import Notifier
+from autoscaler.remarks import Remarks
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ TICK: Final = "tick"
 PRUNE: Final = "prune"
 PRUNE_SECONDS: Final = 3600
 STALLED_SECONDS: Final = 30.0
+FAILED: Final = "the tick failed"
 _EVENTS: Final = {
     EVENT_JOB_ERROR: (logging.ERROR, "failed"),
     EVENT_JOB_MISSED: (logging.WARNING, "was missed"),
@@ -61,6 +63,7 @@ class Daemon:
         self._started = threading.Event()
         self._signals: SimpleQueue[int] = SimpleQueue()
         self._ticked_at = time.monotonic()
+        self._remarks = Remarks(log, time.monotonic)
         # Jobs are code and state is the journal, so nothing of the schedule is stored.  One thread a job: neither
         # starves the other.
         self._scheduler = BlockingScheduler(
@@ -95,6 +98,10 @@ class Daemon:
         self._ticked_at = time.monotonic()
         try:
             self._tick(self._stop.is_set)
+        except Exception as error:  # noqa: BLE001 - the next tick looks anew
+            self._remarks.tell(FAILED, f"{type(error).__name__}: {error}", level=logging.ERROR, trace=True)
+        else:
+            self._remarks.over(FAILED)
         finally:
             self._ticked_at = time.monotonic()
 

@@ -247,19 +247,34 @@ def test_it_ticks_until_a_signal_and_a_running_tick_is_told(number: signal.Signa
     assert seen == [False, False, False, True]
 
 
-def test_a_tick_that_fails_is_told_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_ticks_that_fail_are_told_once_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     count = 0
 
     def tick(_is_stopping: Callable[[], bool]) -> None:
         nonlocal count
         count += 1
-        if count == 1:
-            raise RuntimeError("first")
+        if count <= 3:
+            raise RuntimeError(f"disk full, try {count}")
         os.kill(os.getpid(), signal.SIGTERM)
 
     run_until_signal(tick)
-    assert count >= 2
-    assert "job tick failed" in caplog.text
+    assert count >= 4
+    told = [message for message in caplog.messages if message.startswith("the tick failed")]
+    assert told == ["the tick failed: RuntimeError: disk full, try 1", "the tick failed: this is over"]
+    assert "Traceback" in caplog.text
+
+
+def test_a_prune_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("autoscaler.daemon.PRUNE_SECONDS", 0.05)
+
+    def prune() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("disk full")
+
+    Daemon(lambda _stopping: None, prune, 0.05).run()
+    assert "job prune failed" in caplog.text
+    assert "RuntimeError: disk full" in caplog.text
 
 
 def test_handlers_are_given_back() -> None:
