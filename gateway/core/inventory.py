@@ -7,7 +7,7 @@ from datetime import datetime
 from gateway.core import lifecycle
 from gateway.core.model import Sandbox
 from gateway.wire.nodes import InventoryItem
-from gateway.wire.states import SandboxState
+from gateway.wire.states import ENDED, SandboxState
 
 S = SandboxState
 
@@ -70,10 +70,12 @@ def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], 
     if row.state is S.DELETING:
         return None  # its own driver sees to it
     if item.generation < row.generation:
-        return None  # a restart is on its way, and the node keeps the workspace for it
+        # A restart is on its way or was refused, and the node keeps the workspace for it.
+        ended = item.state in ENDED and _may_run_on(row)
+        return Update(row, lifecycle.over(row, item, now)) if ended else None
     if item.operation_id != row.operation_id:
         return remove
-    if row.state in {S.EXITED, S.FAILED}:
+    if row.state in ENDED:
         alive = item.state in lifecycle.UNSETTLED or item.state in EXPECTED
         return remove if alive and seen.get(row.id) == row.version else None
     after = _moved(row, item, seen, now)
@@ -84,7 +86,7 @@ def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: date
     """The row after what the engine says, when that is another state than the row's."""
     if row.state is S.CREATING or (row.state is S.RESTORING and item.state is not S.CHECKPOINTED):
         return lifecycle.settled(row, item, now)
-    if item.state in {S.EXITED, S.FAILED}:
+    if item.state in ENDED:
         return lifecycle.ended(row, item, now)
     if seen.get(row.id) != row.version:
         return None
@@ -105,8 +107,17 @@ def _missing(
     for row in rows:
         item = items.get(row.id)
         there = item is not None and item.generation == row.generation
-        if row.state in EXPECTED and not there and seen.get(row.id) == row.version:
+        if there or seen.get(row.id) != row.version:
+            continue
+        if row.state in EXPECTED:
             yield Update(row, lifecycle.lost(row, f"node {node_id} no longer has it", now))
+        elif item is None and _may_run_on(row):
+            yield Update(row, lifecycle.over(row, None, now))
+
+
+def _may_run_on(row: Sandbox) -> bool:
+    """Whether an earlier generation may run although the row has failed; see `lifecycle.restart_refused`."""
+    return row.state is S.FAILED and row.ended_at is None
 
 
 def with_versions(rows: Iterable[Sandbox], decisions: Iterable[Decision]) -> dict[str, int]:

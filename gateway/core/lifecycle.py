@@ -143,8 +143,17 @@ def failed(sandbox: Sandbox, code: ErrorCode, message: str, now: datetime) -> Sa
 
 
 def restart_refused(sandbox: Sandbox, message: str, now: datetime) -> Sandbox:
-    """Its node, the only one with its workspace, has no room for it; it may be restarted again."""
-    return failed(sandbox, ErrorCode.NO_ROOM, f"{message}; restart it again later, its workspace is kept", now)
+    """Its node, the only one with its workspace, has no room for it; it may be restarted again.
+
+    What ran before may run on there, and counts until the node tells of its end.
+    """
+    after = failed(sandbox, ErrorCode.NO_ROOM, f"{message}; restart it again later, its workspace is kept", now)
+    return replace(after, ended_at=None)
+
+
+def over(sandbox: Sandbox, item: InventoryItem | None, now: datetime) -> Sandbox:
+    """What ran before a refused restart has ended on its node."""
+    return replace(sandbox, ended_at=item.ended_at if item is not None and item.ended_at is not None else now)
 
 
 def requeued(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:

@@ -76,9 +76,11 @@ FULLY_HELD = frozenset(
         SandboxState.RUNNING,
         SandboxState.PAUSED,
         SandboxState.RESTORING,
+        SandboxState.FAILED,
         SandboxState.DELETING,
     }
 )
+"""States in which all is held while no end is known; a failed one has none after a refused restart only."""
 
 
 @dataclass(frozen=True)

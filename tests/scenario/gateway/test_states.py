@@ -13,8 +13,9 @@ from sqlmodel import Session
 from gateway.core.model import Sandbox
 from gateway.errors import ApiError
 from gateway.services.drivers import RESTART_PATIENCE
-from gateway.store import sandboxes
+from gateway.store import nodes, sandboxes
 from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
 from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, SandboxState
 from tests.scenario.gateway.world import FakeNode, Fleet, MovedClock, World, settings_for, spec, world
 
@@ -173,6 +174,34 @@ async def test_a_restart_that_its_node_refuses_for_long_fails_and_keeps_the_work
     assert (again.recovered, again.sandbox.state) == (True, S.FAILED), "a create does not throw the workspace away"
     here.fleet.faults.clear()
     assert (await here.services.sandboxes.restart("a")).state is S.RUNNING
+
+
+async def held(here: World) -> Shape:
+    (room,) = await here.services.works.db.read(nodes.rooms)
+    return room.reserved
+
+
+@pytest.mark.parametrize("end", ["exited", "away"])
+async def test_what_runs_on_after_a_refused_restart_counts_until_it_has_ended(here: World, end: str) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec())
+    everything = await held(here)
+    started = here.clock.monotonic()
+    restart = asyncio.create_task(here.services.sandboxes.restart("a"))
+    await refuse_until_it_fails(here, started)
+    with pytest.raises(ApiError):
+        await restart
+    for _ in range(3):
+        await here.beat(node)
+    assert (await here.state("a"), node.have["a"].state) == (S.FAILED, S.RUNNING)
+    assert await held(here) == everything
+    if end == "exited":
+        here.die(node, "a", DeathReason.EXITED, 0)
+    else:
+        del node.have["a"]
+    await here.beat(node)
+    assert await held(here) == Shape(disk_mb=everything.disk_mb)
+    assert (await here.services.sandboxes.get("a")).ended_at is not None
 
 
 async def test_a_refused_restart_is_driven_on_after_a_crash(tmp_path: Path) -> None:

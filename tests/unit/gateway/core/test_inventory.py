@@ -12,7 +12,7 @@ from gateway.core.model import Sandbox
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
-from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, SandboxState
+from gateway.wire.states import ENDED, SANDBOX_TRANSITIONS, DeathReason, SandboxState
 
 S = SandboxState
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -21,7 +21,8 @@ SPEC = SandboxSpec(id="a", image="busybox")
 
 def row(state: SandboxState, generation: int = 2, version: int = 7) -> Sandbox:
     accepted = lifecycle.accepted(SPEC, "hash", "op", NOW, generation)
-    return replace(accepted, state=state, node_id="n", version=version, started_at=NOW)
+    ended_at = NOW if state in ENDED else None
+    return replace(accepted, state=state, node_id="n", version=version, started_at=NOW, ended_at=ended_at)
 
 
 def item(state: SandboxState, generation: int = 2, operation_id: str = "op") -> InventoryItem:
@@ -104,6 +105,24 @@ def test_what_no_row_owns_is_removed() -> None:
 def test_an_older_generation_stays_for_the_restart_that_is_on_its_way() -> None:
     assert decide([row(S.CREATING)], [item(S.RUNNING, 1)]) == []
     assert outcome(decide([row(S.RUNNING)], [item(S.RUNNING, 1)])) == "lost"
+
+
+@pytest.mark.parametrize(
+    ("on_node", "old", "ended"),
+    [
+        (S.RUNNING, True, False),
+        (S.EXITED, False, True),
+        (S.FAILED, True, True),
+        (None, False, False),
+        (None, True, True),
+    ],
+)
+def test_the_end_of_what_a_refused_restart_left_running_is_noted(
+    on_node: SandboxState | None, old: bool, ended: bool
+) -> None:
+    refused = lifecycle.restart_refused(row(S.CREATING), "full", NOW)
+    decisions = decide([refused], [] if on_node is None else [item(on_node, 1)], old=old)
+    assert decisions == ([Update(refused, replace(refused, ended_at=NOW))] if ended else [])
 
 
 @pytest.mark.parametrize(
