@@ -172,12 +172,12 @@ async def test_nothing_goes_back_to_units_that_were_replaced_or_taken_back(here:
 
 async def test_at_the_moment_of_expiry_nothing_is_claimed_and_nothing_comes_back(here: World) -> None:
     await here.join()
-    await prepare(here, 3, ttl_seconds=60)
+    await prepare(here, 3, ttl_seconds=10)
     gate = here.fleet.hold("create")
     here.fleet.fail("create", ApiError(ErrorCode.START_ERROR, "broken"))
     failing = asyncio.create_task(create(here))
     await here.fleet.arrived["create"].wait()
-    here.moved.advance(60)
+    here.moved.advance(10)
     late = asyncio.create_task(create(here, "late"))
     await here.until("late", S.CREATING)
     gate.set()
