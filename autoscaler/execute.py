@@ -37,7 +37,6 @@ from autoscaler.store.journal import Journal
 from autoscaler.turn import Turn, TurnOverError
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorCode
-from gateway.wire.states import NodeState
 from providers.base import ComputeProvider, Deleted, ProviderError, Ref
 
 log = logging.getLogger(__name__)
@@ -157,7 +156,7 @@ class Executor:
         intent = self._journal.intent(action.operation_id)
         if action.drained and not self._is_still_drained(intent):
             return
-        if intent.state is S.BOOTING and self._has_registered(intent):
+        if intent.state is S.BOOTING and self._has_come(intent):
             return
         now = self._clock.now()
         again_at = now + self._policy.delete_retry_seconds
@@ -192,9 +191,14 @@ class Executor:
             raise
         return record.sandboxes == 0
 
-    def _has_registered(self, intent: Intent) -> bool:
-        """Looks once more: a node that came at the last moment may have work already."""
-        return any(node.instance == intent.name and node.state is not NodeState.LOST for node in self._gateway.nodes())
+    def _has_come(self, intent: Intent) -> bool:
+        """Looks once more: since its first heartbeat, a node of this order may have work."""
+        return any(
+            node.instance == intent.name
+            and node.operation_id in (None, intent.operation_id)
+            and node.heartbeat_at is not None
+            for node in self._gateway.nodes()
+        )
 
     def _sweep(self, action: Sweep) -> None:
         now, key = self._clock.now(), backoff.sweep_key(action.provider, action.instance_id)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
+import pytest
+
 from autoscaler.core import backoff, naming
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Boot, Intent, Learn, OfferKey, Plan, Stop
@@ -145,3 +147,26 @@ def test_an_offer_that_stands_in_counts_what_was_spent_in_the_same_tick(tmp_path
     fleet.reconciler._executor.carry_out(plan, fleet.reconciler.look().world, Turn(), Serial())
     assert fleet.journal.spent(now) == {"cpu": Decimal("0.10")}
     assert fleet.journal.open_intents() == (), "another one would lead to 0.12"
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({}, "booting"), ({"heartbeat_at": None}, "deleting"), ({"operation_id": "another"}, "deleting")],
+    ids=["it was heard of", "it was never heard of", "it is another order's"],
+)
+def test_a_late_machine_is_kept_for_a_node_of_its_own_that_was_heard_of(
+    tmp_path: Path, changes: dict[str, object], state: str
+) -> None:
+    fleet = Fleet(tmp_path)
+    fleet.ask()
+    fleet.until(lambda: fleet.states() == ["booting"])
+    (row,) = fleet.journal.open_intents()
+    world = fleet.reconciler.look().world
+    (machine,), (grant,) = fleet.cloud.machines.values(), fleet.gateway.grants.values()
+    fleet.gateway.register(machine, grant)
+    ((node, record),) = fleet.gateway.records.items()
+    fleet.gateway.records[node] = record.model_copy(update=changes)
+    assert fleet.reconciler._executor is not None
+    stop = Stop(row.operation_id, "it is late", boot_failed=True)
+    fleet.reconciler._executor.carry_out(Plan((stop,)), world, Turn(), Serial())
+    assert fleet.states() == [state]
