@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Final
 
 from gateway.core.model import Sandbox
+from gateway.errors import ApiError
 from gateway.services.ports import Clock
 from gateway.store import sandboxes
 from gateway.store.db import Database
@@ -56,12 +57,20 @@ class Activity:
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes what was used since the last time."""
+        """Writes what was used since the last time.
+
+        Raises:
+            ApiError: as `Database.write`; then it is still to be written.
+        """
         mono, now = self._clock.monotonic(), self._clock.now()
         ids, self._unwritten = self._unwritten, set()
         active = {name: now - timedelta(seconds=mono - self._used[name]) for name in ids if name in self._used}
-        if active:
-            await self._db.write(lambda session: sandboxes.write_activity(session, active))
+        try:
+            if active:
+                await self._db.write(lambda session: sandboxes.write_activity(session, active))
+        except ApiError:
+            self._unwritten |= ids
+            raise
 
     def _note(self, sandbox_id: str, used: float) -> None:
         self._used.pop(sandbox_id, None)

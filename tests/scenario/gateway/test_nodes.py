@@ -9,6 +9,7 @@ from gateway.core.liveness import Patience
 from gateway.errors import ApiError
 from gateway.services.assembly import build
 from gateway.services.deadlines import RETRY_AFTER
+from gateway.store import sandboxes
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
@@ -171,6 +172,26 @@ async def test_a_store_that_takes_nothing_is_not_taken_for_the_silence_of_the_no
             assert await here.state("a") is S.RUNNING
         else:
             await here.until("a", S.LOST)
+
+
+async def test_uses_that_a_full_store_did_not_take_are_written_later(tmp_path: Path) -> None:
+    settings, fleet, clock = settings_for(tmp_path), Fleet(), MovedClock()
+    async with build(settings, fleet, clock, open_database=FailingDatabase.open) as services:
+        here, db, activity = World(services, fleet, clock, settings), services.works.db, services.works.activity
+        assert isinstance(db, FailingDatabase)
+        await here.join()
+        await here.services.sandboxes.create(spec())
+        clock.advance(10)
+        here.services.sandboxes.touch("a")
+        used = clock.now()
+        db.failures = 1
+        with pytest.raises(ApiError, match="disk is full"):
+            await activity.flush()
+        clock.advance(5)
+        await activity.flush()
+        row = await db.read(lambda session: sandboxes.get(session, "a"))
+        assert row is not None
+        assert row.active_at == used
 
 
 async def test_a_silent_node_gets_nothing_new_and_keeps_what_it_has(here: World) -> None:
