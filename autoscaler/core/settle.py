@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     Move,
     Node,
     PoolPolicy,
+    ProviderView,
     Started,
     World,
 )
@@ -53,7 +54,7 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
         if found is not None:
             findings.append(found)
     for pool in policy.pools:
-        findings += _adoptions(world, pool, policy, nodes, now)
+        findings += _adoptions(world, pool, nodes, now)
     # From the rows as they will be: what a node lacks must not be bought again in the very tick that shows it.
     findings += _lessons(applied(world, tuple(findings), now), pools, nodes)
     return tuple(findings)
@@ -171,50 +172,55 @@ def _registration(intent: Intent, node: Node | None, world: World, lost: frozens
     return None
 
 
-def _adoptions(
-    world: World, pool: PoolPolicy, policy: FleetPolicy, nodes: dict[str, Node], now: float
-) -> Iterator[Adopt]:
+def _adoptions(world: World, pool: PoolPolicy, nodes: dict[str, Node], now: float) -> Iterator[Adopt]:
     """Rows for working nodes of ours that have none."""
     view = world.providers.get(pool.provider)
+    if view is None or view.instances is None:
+        return
     known = {intent.operation_id for intent in world.intents}
     # A second instance of a name that a row has is no lost row: somebody else made it.
     names = world.gone | {intent.name for intent in world.intents}
-    for instance in view.instances or () if view is not None else ():
+    for instance in view.instances:
         operation_id, node = naming.operation_of(instance), nodes.get(instance.name)
-        if node is not None and node.operation_id not in (None, operation_id):
+        if operation_id is None or operation_id in known or instance.name in names:
             continue
-        if operation_id is None or operation_id in known or instance.labels.get(naming.POOL) != pool.name:
-            continue
-        if instance.phase is not Phase.RUNNING or node is None or instance.name in names:
-            continue
-        if node.state not in (NodeState.READY, NodeState.DRAINING):
+        if instance.labels.get(naming.POOL) != pool.name or node is None or not _works(instance, node, operation_id):
             continue
         known.add(operation_id)
         names |= {instance.name}
-        created = min(now, instance.created_at.timestamp())
-        reason = f"node {node.id} works and no row knows its instance"
-        prices = {(offer.type, offer.location): offer.price_per_hour for offer in view.offers} if view else {}
-        yield Adopt(
-            Intent(
-                operation_id=operation_id,
-                pool=pool.name,
-                provider=pool.provider,
-                name=instance.name,
-                type=instance.type,
-                location=instance.location,
-                state=S.READY if node.state is NodeState.READY else S.DRAINING,
-                created_at=created,
-                changed_at=now,
-                deadline=now + pool.boot_seconds,
-                instance_id=instance.id,
-                node_id=node.id,
-                detail=reason,
-                price=prices.get((instance.type, instance.location)),
-                spec=instance.labels.get(naming.SPEC, ""),
-                running_at=now,
-            ),
-            reason,
-        )
+        yield _adopt(instance, operation_id, node, pool, view, now)
+
+
+def _works(instance: Instance, node: Node, operation_id: str) -> bool:
+    """Whether an instance runs and this is its node, at work."""
+    is_its_own = node.operation_id in (None, operation_id)
+    return is_its_own and instance.phase is Phase.RUNNING and node.state in (NodeState.READY, NodeState.DRAINING)
+
+
+def _adopt(
+    instance: Instance, operation_id: str, node: Node, pool: PoolPolicy, view: ProviderView, now: float
+) -> Adopt:
+    reason = f"node {node.id} works and no row knows its instance"
+    prices = {(offer.type, offer.location): offer.price_per_hour for offer in view.offers}
+    intent = Intent(
+        operation_id=operation_id,
+        pool=pool.name,
+        provider=pool.provider,
+        name=instance.name,
+        type=instance.type,
+        location=instance.location,
+        state=S.READY if node.state is NodeState.READY else S.DRAINING,
+        created_at=min(now, instance.created_at.timestamp()),
+        changed_at=now,
+        deadline=now + pool.boot_seconds,
+        instance_id=instance.id,
+        node_id=node.id,
+        detail=reason,
+        price=prices.get((instance.type, instance.location)),
+        spec=instance.labels.get(naming.SPEC, ""),
+        running_at=now,
+    )
+    return Adopt(intent, reason)
 
 
 def _lessons(world: World, pools: dict[str, PoolPolicy], nodes: dict[str, Node]) -> Iterator[Learn]:
