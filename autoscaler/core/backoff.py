@@ -99,7 +99,7 @@ def grown(
     else:
         failures = previous.failures + 1
     first, most = bounds
-    window = min(most, first * 2.0 ** min(failures - 1, 32))
+    window = _doubled(first, most, failures - 1)
     seconds = max(least, first / 4, window * chance)
     until = max(now + seconds, previous.until if previous is not None else 0.0)
     return BackOff(key, until, failures, now, reason)
@@ -113,10 +113,10 @@ def failed_boot(previous: BackOff | None, pool: str, *, now: float, reason: str,
     recent = previous is not None and now - previous.failed_at <= FORGET_SECONDS
     failures = previous.failures + 1 if previous is not None and recent else 1
     first, most = BOUNDS[Scope.POOL]
-    window = min(most, first * 2.0 ** (failures - 1))
+    window = _doubled(first, most, failures - 1)
     seconds = max(first / 4, window * chance)
     if failures >= BREAKER_FAILURES:
-        window = min(most, BREAKER_SECONDS * 2.0 ** min(failures - BREAKER_FAILURES, 8))
+        window = _doubled(BREAKER_SECONDS, most, failures - BREAKER_FAILURES)
         seconds = window / 2 + window * chance / 2
         reason = f"{failures} boots in a row have failed, so one is tried at a time: {reason}"
     until = max(now + seconds, previous.until if previous is not None else 0.0)
@@ -125,7 +125,12 @@ def failed_boot(previous: BackOff | None, pool: str, *, now: float, reason: str,
 
 def retry_after(attempts: int) -> float:
     """Seconds until a call whose outcome is unknown is made again."""
-    return min(RETRY_MOST, RETRY_FIRST * 2.0 ** min(attempts, 16))
+    return _doubled(RETRY_FIRST, RETRY_MOST, attempts)
+
+
+def _doubled(first: float, most: float, times: int) -> float:
+    """``first``, doubled so many times, and ``most`` at the most."""
+    return min(most, first * 2.0 ** min(times, 32))  # failures of a month have no float
 
 
 def failed_delete(pool: str, *, now: float, reason: str) -> BackOff:

@@ -247,6 +247,13 @@ def test_three_failed_boots_open_the_circuit() -> None:
     assert full.until - 1000.0 == 1200.0
 
 
+def test_failures_without_end_wait_for_the_longest_window() -> None:
+    many = BackOff("pool cpu", NOW - 1, 10_000, NOW - 2, "late")
+    assert backoff.failed_boot(many, "cpu", now=NOW, reason="late", chance=1.0).until == NOW + 3600
+    assert backoff.grown(many, many.key, bounds=(10.0, 300.0), now=NOW, reason="x").until == NOW + 300
+    assert backoff.retry_after(10_000) == backoff.RETRY_MOST
+
+
 def test_jitter_shortens_a_window_but_never_below_what_was_asked_for() -> None:
     def grown(chance: float, least: float = 0.0) -> float:
         return backoff.grown(None, "k", bounds=(120.0, 1800.0), now=0, reason="", least=least, chance=chance).until
