@@ -15,9 +15,11 @@ from providers.base import ComputeProvider, ErrorKind, Offer, ProviderError
 log = logging.getLogger(__name__)
 
 OFFERS_SECONDS: Final = 60.0
-"""Offers are asked for this often; a failed answer leaves the last ones standing."""
+"""Offers are asked for this often; an answer that failed leaves the last ones standing."""
 QUIET_SECONDS: Final = 60.0
 """A provider that asks for fewer calls, and does not say for how long, is left alone this long."""
+OFFERS_AGAIN_SECONDS: Final = 10.0
+"""After an answer that failed they are asked for again."""
 FRESH_SECONDS: Final = 60.0
 """A listing that came after its tick is used by the next one if it was begun no longer ago than this."""
 
@@ -96,7 +98,7 @@ class Sight:
             self._offers = tuple(self._provider.offers())
         except ProviderError as error:
             self._remarks.tell(trouble, f"{error.kind}: {error}")
-            wait = error.retry_after or 0.0
+            wait = max(error.retry_after or 0.0, OFFERS_AGAIN_SECONDS)
         except Exception as error:  # noqa: BLE001 - as above
             self._remarks.tell(trouble, f"{type(error).__name__}: {error}", level=logging.ERROR, trace=True)
         else:

@@ -9,9 +9,9 @@ import pytest
 
 from autoscaler.clock import Clock
 from autoscaler.lanes import Serial, Threads
-from autoscaler.looking import FRESH_SECONDS, Lookout, Pace
+from autoscaler.looking import FRESH_SECONDS, OFFERS_AGAIN_SECONDS, OFFERS_SECONDS, Lookout, Pace
 from autoscaler.turn import Turn, TurnOverError
-from providers.base import Inventory
+from providers.base import Applied, ErrorKind, Inventory
 from providers.testing.fake import FakeCloud, FakeProvider
 
 SOON = 20.0
@@ -224,3 +224,16 @@ def test_a_rest_that_ends_while_others_are_awaited_is_a_rest_all_the_same(lanes:
     clock.seconds = 10.1
     assert lookout.views()["counts"].is_resting
     assert begin(lookout, lanes) == 1
+
+
+def test_a_catalogue_that_fails_is_not_asked_for_at_every_look() -> None:
+    clock, cloud = HandClock(), FakeCloud()
+    lookout = Lookout({"works": FakeProvider(cloud, "test")}, clock, Pace())
+    cloud.fail_next("offers", ErrorKind.TRANSIENT, Applied.NO)
+    asked: list[int] = []
+    for seconds in (0.0, OFFERS_AGAIN_SECONDS - 0.1, OFFERS_AGAIN_SECONDS, OFFERS_AGAIN_SECONDS + OFFERS_SECONDS - 0.1):
+        clock.seconds = seconds
+        lookout.begin(Serial())
+        assert lookout.views()["works"].instances == ()
+        asked.append(cloud.calls.count("offers"))
+    assert asked == [1, 1, 2, 2]
