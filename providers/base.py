@@ -93,7 +93,11 @@ class Billing(StrEnum):
 
 @dataclass(frozen=True)
 class Caps:
-    """Facts about the cloud that the caller relies on; the contract suite tests each."""
+    """Facts about the cloud that the caller relies on.
+
+    The contract suite tests each as far as it can be seen.  How running time is billed cannot be, nor whether the
+    numbers of ``calls_per_hour`` and ``settle_seconds`` are right.
+    """
 
     unique_names: bool
     """Two instances can never have one name."""
@@ -210,8 +214,10 @@ class Create:
     type: str
     location: str
     image: str
+    """As the pool's settings name it.  A cloud with one image may ignore it; one that has a choice refuses what it
+    does not know with `ErrorKind.CONFIG`."""
     user_data: str
-    """Nothing secret but a join token that works once."""
+    """Must arrive byte for byte; nothing secret but a join token that works once."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -267,20 +273,29 @@ class ComputeProvider(ABC):
     def get(self, ref: Ref) -> Instance | None:
         """One instance; ``None`` only when the provider proves that there is none.
 
-        Where deleted instances stay listed, one of them is found by its id, as gone.
+        Where deleted instances stay listed, one of them is found by its id, as gone.  A name alone finds the oldest
+        that is not gone.
         """
 
     @abstractmethod
     def create(self, want: Create) -> Instance:
         """Orders one instance and returns at once, in `Phase.BOOTING`.
 
-        Idempotent by name: called again with the same name and operation it returns the instance that is there.
-        A name held by another operation raises `ErrorKind.EXISTS`.
+        Idempotent: called again with the same name and operation it returns the instance that is there, `adopted`.
+        One of this operation that is gone already may be returned as `Phase.GONE` or be made again: the caller counts
+        by operation, and takes both.
+
+        Raises:
+            ProviderError: `ErrorKind.EXISTS` where ``caps.unique_names`` and another operation, of this deployment or
+                of another, holds the name.  Where names are not unique, each operation gets an instance of its own.
         """
 
     @abstractmethod
     def delete(self, ref: Ref) -> Deleted:
-        """Begins removal; an unknown instance is `Deleted.GONE`.  Also takes the id of a leftover of an `Inventory`."""
+        """Begins removal; an unknown instance is `Deleted.GONE`.  Also takes the id of a leftover of an `Inventory`.
+
+        A name alone ends every instance of the deployment that carries it.
+        """
 
     @abstractmethod
     def connect(self, instance: Instance) -> Access | None:

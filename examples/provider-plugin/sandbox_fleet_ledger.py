@@ -14,8 +14,8 @@ from providers.base import Applied, ErrorKind, Scope
 BOOT = timedelta(seconds=1)
 OFFERS = (base.Offer("small", "here", base.Resources(2, 4096, 20_000), Decimal("0.01"), available=True),)
 TABLE = """CREATE TABLE IF NOT EXISTS vm (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, deployment TEXT,
-    operation TEXT, type TEXT, location TEXT, labels TEXT, created_at TEXT)"""
-INSERT = "INSERT OR IGNORE INTO vm VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)"
+    operation TEXT, type TEXT, location TEXT, labels TEXT, created_at TEXT, user_data TEXT)"""
+INSERT = "INSERT OR IGNORE INTO vm VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class LedgerProvider(base.ComputeProvider):
@@ -54,7 +54,7 @@ class LedgerProvider(base.ComputeProvider):
         if all((offer.type, offer.location) != (want.type, want.location) for offer in OFFERS):
             raise _error(f"no offer {want.type} at {want.location}", ErrorKind.CONFIG, Scope.POOL)
         labels, now = json.dumps(dict(want.labels)), datetime.now(UTC).isoformat()
-        row = (want.name, want.deployment, want.operation_id, want.type, want.location, labels, now)
+        row = (want.name, want.deployment, want.operation_id, want.type, want.location, labels, now, want.user_data)
         with self._ledger(Applied.MAYBE) as db:
             made = db.execute(INSERT, row).rowcount
             there = db.execute("SELECT * FROM vm WHERE name = ?", (want.name,)).fetchone()

@@ -5,14 +5,12 @@
         def harness(self):
             return MyHarness()
 
-A `Harness` makes providers for one account and lets its time pass; the suite does the rest.  Every field of `Caps` is
-tested against what the cloud really does.  `pytest.register_assert_rewrite("providers.testing")` in a
-``conftest.py`` shows what was compared when a test fails.
+A `Harness` makes providers for one account and lets its time pass; the suite does the rest.  A test that says nothing
+of a cloud of this kind is skipped, and says why (``pytest -rs``).
 """
 
 # ruff: noqa: S101 - these are tests; they ship so that others can run them
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -20,26 +18,18 @@ from decimal import Decimal
 
 import pytest
 
-from providers.base import (
-    Billing,
-    ComputeProvider,
-    Deleted,
-    ErrorKind,
-    Instance,
-    Phase,
-    Ref,
-    Scope,
-    SettingsError,
-)
+from providers.base import ComputeProvider, Deleted, ErrorKind, Phase, Ref, Scope, SettingsError
+from providers.testing.caps import CapsContract
 from providers.testing.harness import DEPLOYMENT as DEPLOYMENT
 from providers.testing.harness import LABELS as LABELS
 from providers.testing.harness import Harness as Harness
 from providers.testing.harness import names as names
+from providers.testing.harness import phase as phase
 from providers.testing.harness import refusal as refusal
 from providers.testing.harness import want as want
 
 
-class ProviderContract:
+class ProviderContract(CapsContract):
     """Subclass it and give it a ``harness`` fixture."""
 
     @pytest.fixture
@@ -64,7 +54,7 @@ class ProviderContract:
 
     def test_booting_becomes_running(self, provider: ComputeProvider, harness: Harness) -> None:
         made = provider.create(want(provider, harness))
-        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+        harness.settle(lambda: phase(provider, made) is Phase.RUNNING)
 
     def test_creating_twice_makes_one_instance(self, provider: ComputeProvider, harness: Harness) -> None:
         order = want(provider, harness)
@@ -76,27 +66,9 @@ class ProviderContract:
     def test_creating_again_after_it_runs_adopts_it(self, provider: ComputeProvider, harness: Harness) -> None:
         order = want(provider, harness)
         first = provider.create(order)
-        harness.settle(lambda: self.phase(provider, first) is Phase.RUNNING)
+        harness.settle(lambda: phase(provider, first) is Phase.RUNNING)
         again = harness.provider(DEPLOYMENT).create(order)
         assert (again.id, again.adopted) == (first.id, True)
-
-    def test_a_name_taken_by_another_operation_exists(self, provider: ComputeProvider, harness: Harness) -> None:
-        provider.create(want(provider, harness))
-        other = want(provider, harness, operation_id="op2")
-        if not provider.caps.unique_names:
-            assert provider.create(other).labels["fleet/pool"] == "cpu"
-            return
-        refusal(lambda: provider.create(other), ErrorKind.EXISTS)
-        assert len(provider.list().instances) == 1
-
-    def test_a_name_taken_by_another_deployment_exists(self, provider: ComputeProvider, harness: Harness) -> None:
-        provider.create(want(provider, harness))
-        foreign = harness.provider("other")
-        order = replace(want(provider, harness), deployment="other")
-        if not provider.caps.unique_names:
-            assert foreign.create(order).name == order.name
-            return
-        refusal(lambda: foreign.create(order), ErrorKind.EXISTS)
 
     def test_an_unknown_type_is_refused_for_good(self, provider: ComputeProvider, harness: Harness) -> None:
         order = want(provider, harness, type="no-such-type")
@@ -166,17 +138,6 @@ class ProviderContract:
                 assert abs(seen.created_at - born.created_at) < timedelta(seconds=2)
             assert got.labels == listed.labels
 
-    def test_two_of_one_name_are_told_apart_by_their_ids(self, provider: ComputeProvider, harness: Harness) -> None:
-        if provider.caps.unique_names:
-            return
-        one, two = (provider.create(want(provider, harness, operation_id=operation)) for operation in ("op1", "op2"))
-        provider.delete(Ref(id=one.id, name=one.name))
-        harness.settle(lambda: self.phase(provider, one) is Phase.GONE)
-        assert names(provider.list()) == {two.name}
-        left = provider.get(Ref(name=two.name))
-        assert left is not None
-        assert left.id == two.id
-
     def test_another_thread_may_call_it(self, provider: ComputeProvider, harness: Harness) -> None:
         made = provider.create(want(provider, harness))
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -193,7 +154,7 @@ class ProviderContract:
         """A step lies between the order and the listing that tells of it, and an end after the order."""
         made = provider.create(want(provider, harness))
         listings = [provider.list()]
-        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+        harness.settle(lambda: phase(provider, made) is Phase.RUNNING)
         listings.append(provider.list())
         seen = [(listing.taken_at, instance) for listing in listings for instance in listing.instances]
         assert len(seen) == len(listings)
@@ -219,10 +180,10 @@ class ProviderContract:
 
     def test_a_deleted_instance_goes_and_stays_gone(self, provider: ComputeProvider, harness: Harness) -> None:
         made = provider.create(want(provider, harness))
-        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+        harness.settle(lambda: phase(provider, made) is Phase.RUNNING)
         assert provider.delete(Ref(id=made.id)) in set(Deleted)
-        assert self.phase(provider, made) in {Phase.STOPPING, Phase.GONE}
-        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        assert phase(provider, made) in {Phase.STOPPING, Phase.GONE}
+        harness.settle(lambda: phase(provider, made) is Phase.GONE)
         assert provider.delete(Ref(id=made.id)) is Deleted.GONE
         assert provider.list().leftovers == ()
 
@@ -230,12 +191,12 @@ class ProviderContract:
         made = provider.create(want(provider, harness))
         provider.delete(Ref(name=made.name))
         provider.delete(Ref(name=made.name))
-        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        harness.settle(lambda: phase(provider, made) is Phase.GONE)
 
     def test_deleting_while_it_boots_leaves_nothing(self, provider: ComputeProvider, harness: Harness) -> None:
         made = provider.create(want(provider, harness))
         provider.delete(Ref(id=made.id))
-        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        harness.settle(lambda: phase(provider, made) is Phase.GONE)
         assert names(provider.list()) == set()
 
     # -- how to reach it ----------------------------------------------------------------------------------------------
@@ -245,20 +206,30 @@ class ProviderContract:
     ) -> None:
         made = provider.create(want(provider, harness))
         early = provider.connect(made)
-        harness.settle(lambda: self.phase(provider, made) is Phase.RUNNING)
+        harness.settle(lambda: phase(provider, made) is Phase.RUNNING)
         running = provider.get(Ref(id=made.id))
         assert running is not None
         accesses = [early, provider.connect(running)]
         provider.delete(Ref(id=made.id))
-        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
+        harness.settle(lambda: phase(provider, made) is Phase.GONE)
         for access in (*accesses, provider.connect(running)):
             assert access is None or (access.host and 0 < access.port < 65536 and access.user)
 
     # -- settings and secrets -----------------------------------------------------------------------------------------
 
-    def test_an_unknown_setting_is_refused_by_its_name(self, provider: ComputeProvider) -> None:
-        with pytest.raises(SettingsError, match="no_such_setting"):
-            type(provider).from_settings({"no_such_setting": 1}, deployment=DEPLOYMENT, environ={})
+    def test_an_unknown_setting_is_refused_by_its_name(self, provider: ComputeProvider, harness: Harness) -> None:
+        """Alone, and beside settings that are right, where the harness has some."""
+        build, settings = type(provider).from_settings, harness.settings
+        if settings is not None:
+            build(settings, deployment=DEPLOYMENT, environ=harness.environ)
+        for known in ({}, settings or {}):
+            given = {**known, "no_such_setting": 1}
+            try:
+                build(given, deployment=DEPLOYMENT, environ=harness.environ)
+            except SettingsError as error:
+                assert "no_such_setting" in str(error), f"the error names another key: {error}"
+            else:
+                pytest.fail(f"expected a SettingsError; from_settings took no_such_setting beside {sorted(known)}")
 
     def test_no_secret_is_told(
         self, provider: ComputeProvider, harness: Harness, caplog: pytest.LogCaptureFixture
@@ -286,103 +257,3 @@ class ProviderContract:
             assert resources.gpus >= 0
             assert offer.price_per_hour is None or offer.price_per_hour >= Decimal(0)
             assert offer.gone_after is None or offer.gone_after.tzinfo is not None
-
-    # -- caps ---------------------------------------------------------------------------------------------------------
-
-    def test_caps_has_gpu(self, provider: ComputeProvider) -> None:
-        assert any(offer.resources.gpus for offer in provider.offers()) is provider.caps.has_gpu
-
-    def test_caps_billing(self, provider: ComputeProvider) -> None:
-        assert provider.caps.billing in set(Billing)
-
-    def test_caps_settle_seconds(self, provider: ComputeProvider) -> None:
-        """Without unique names nothing but time keeps an order that is sent again from being a second one."""
-        caps = provider.caps
-        assert caps.settle_seconds >= 0
-        assert caps.unique_names or caps.settle_seconds > 0
-
-    def test_caps_deleted_vanish(self, provider: ComputeProvider, harness: Harness) -> None:
-        made = provider.create(want(provider, harness))
-        provider.delete(Ref(id=made.id))
-        harness.settle(lambda: self.phase(provider, made) is Phase.GONE)
-        left = [instance.phase for instance in provider.list().instances]
-        assert left == ([] if provider.caps.deleted_vanish else [Phase.GONE])
-
-    def test_caps_max_user_data(self, provider: ComputeProvider, harness: Harness) -> None:
-        bound = provider.caps.max_user_data
-        if bound is None:
-            provider.create(want(provider, harness, user_data=self.padded(harness, 256 * 1024)))
-            return
-        order = want(provider, harness, user_data=self.padded(harness, bound + 1))
-        refusal(lambda: provider.create(order), ErrorKind.CONFIG)
-        assert provider.list().instances == ()
-        provider.create(want(provider, harness, user_data=self.padded(harness, bound)))
-
-    def test_caps_calls_per_hour(self, provider: ComputeProvider, harness: Harness) -> None:
-        if provider.caps.calls_per_hour is None:
-            for _ in range(100):
-                provider.list()
-            return
-        assert provider.caps.calls_per_hour > 0
-        order = want(provider, harness)
-        harness.exhaust_rate()
-        # A listing that may not be asked for is no empty one.
-        for call in (lambda: provider.create(order), provider.list, lambda: provider.get(Ref(name=order.name))):
-            error = refusal(call, ErrorKind.RATE_LIMIT)
-            assert error.retry_after is not None
-            assert error.scope is Scope.PROVIDER
-
-    def test_a_listing_misses_nothing_while_others_come_and_go(
-        self, provider: ComputeProvider, harness: Harness
-    ) -> None:
-        stays = {provider.create(want(provider, harness, number)).name for number in (1, 2, 3)}
-        orders = [want(provider, harness, number) for number in range(10, 14)]
-
-        def churn(other: ComputeProvider) -> None:
-            for order in orders:
-                other.create(order)
-            for order in orders:
-                other.delete(Ref(name=order.name))
-
-        assert all(stays <= listing for listing in self.listings_during(provider, harness, churn))
-
-    def test_caps_list_is_atomic(self, provider: ComputeProvider, harness: Harness) -> None:
-        """A snapshot never shows a later instance without an earlier one; a listing that is none may."""
-        orders = [want(provider, harness, number) for number in range(10, 16)]
-        in_order = [order.name for order in orders]
-
-        def fill(other: ComputeProvider) -> None:
-            for order in orders:
-                other.create(order)
-
-        for listing in self.listings_during(provider, harness, fill):
-            assert listing <= set(in_order)
-            assert not provider.caps.list_is_atomic or listing == set(in_order[: len(listing)])
-        assert names(provider.list()) == set(in_order)
-
-    @staticmethod
-    def listings_during(
-        provider: ComputeProvider, harness: Harness, work: Callable[[ComputeProvider], None]
-    ) -> list[set[str]]:
-        """What listings showed while ``work`` ran beside them."""
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            running = pool.submit(work, harness.provider(DEPLOYMENT))
-            seen = [names(provider.list())]
-            while not running.done():
-                seen.append(names(provider.list()))
-            running.result()
-        return seen
-
-    @staticmethod
-    def padded(harness: Harness, size: int) -> str:
-        """The harness's user data, padded with blanks to ``size`` bytes."""
-        return harness.user_data + " " * (size - len(harness.user_data.encode()))
-
-    @staticmethod
-    def phase(provider: ComputeProvider, made: Instance) -> Phase:
-        """Where an instance stands, by the listing and by ``get``, which must agree once it is gone."""
-        listed = [instance for instance in provider.list().instances if instance.id == made.id]
-        if listed:
-            return listed[0].phase
-        got = provider.get(Ref(id=made.id))
-        return got.phase if got is not None else Phase.GONE

@@ -1,19 +1,24 @@
 """The fake is judged by the same suite as the real ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
 
-from providers.base import Instance, Inventory, Phase, Ref
+from providers.base import Caps, Instance, Inventory, Phase, Ref
+from providers.testing.cloud import CAPS
 from providers.testing.contract import DEPLOYMENT, Harness, ProviderContract
 from providers.testing.fake import FakeCloud, FakeProvider
 
+OF_LABELS = replace(CAPS, unique_names=False, deleted_vanish=False, settle_seconds=10.0)
+
 
 class FakeHarness(Harness):
-    def __init__(self) -> None:
-        self.cloud = FakeCloud()
+    settings: Mapping[str, object] = {}
+
+    def __init__(self, caps: Caps = CAPS) -> None:
+        self.cloud = FakeCloud(caps=caps)
 
     def provider(self, deployment: str) -> FakeProvider:
         return FakeProvider(self.cloud, deployment)
@@ -28,11 +33,20 @@ class FakeHarness(Harness):
     def exhaust_rate(self) -> None:
         self.cloud.rate_exhausted = True
 
+    def user_data_of(self, instance: Instance) -> str:
+        return next(machine.user_data for machine in self.cloud.made if machine.instance.id == instance.id)
+
 
 class TestFake(ProviderContract):
     @pytest.fixture
     def harness(self) -> Harness:
         return FakeHarness()
+
+
+class TestFakeWhereNamesAreLabelsAndTheGoneStay(ProviderContract):
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return FakeHarness(OF_LABELS)
 
 
 Stamps = Callable[[Instance, datetime], Instance]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from providers.base import Instance
 from providers.hetzner import HetznerProvider
 from providers.testing.contract import Harness, ProviderContract
 from tests.fakes.hetzner import Control, emulator
@@ -15,12 +16,11 @@ class HetznerHarness(Harness):
     def __init__(self, cloud: Control) -> None:
         self.cloud = cloud
         self.secrets = (cloud.token,)
+        self.settings = {"endpoint": cloud.api, "ssh_keys": ["fleet"], "leftovers_seconds": 0}
+        self.environ = {"HCLOUD_TOKEN": cloud.token}
 
     def provider(self, deployment: str) -> HetznerProvider:
-        settings = {"endpoint": self.cloud.api, "ssh_keys": ["fleet"], "leftovers_seconds": 0}
-        return HetznerProvider.from_settings(
-            settings, deployment=deployment, environ={"HCLOUD_TOKEN": self.cloud.token}
-        )
+        return HetznerProvider.from_settings(self.settings, deployment=deployment, environ=self.environ)
 
     def settle(self, condition: Callable[[], bool]) -> None:
         for _ in range(100):
@@ -31,6 +31,9 @@ class HetznerHarness(Harness):
 
     def exhaust_rate(self) -> None:
         self.cloud.ask("budget", left=0)
+
+    def user_data_of(self, instance: Instance) -> str:
+        return str(next(server["user_data"] for server in self.cloud.here() if str(server["id"]) == instance.id))
 
 
 class TestHetzner(ProviderContract):

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from providers.base import Instance
 from providers.testing.contract import Harness, ProviderContract
 from providers.ucloud import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN, REFRESH_TOKEN
-from tests.fakes.ucloud.lab import GPU, Lab, lab
+from tests.fakes.ucloud.cluster import USER_DATA
+from tests.fakes.ucloud.lab import ENVIRON, GPU, Lab, lab
 
 
 class UCloudHarness(Harness):
@@ -17,13 +19,17 @@ class UCloudHarness(Harness):
 
     def __init__(self, account: Lab, **settings: object) -> None:
         self._account = account
-        self._settings = settings
+        self.settings = account.settings(**settings)
+        self.environ = ENVIRON
 
     def provider(self, deployment: str) -> UCloudProvider:
-        return self._account.provider(deployment, **self._settings)
+        return UCloudProvider.from_settings(self.settings, deployment=deployment, environ=self.environ)
 
     def settle(self, condition: Callable[[], bool]) -> None:
         self._account.settle(condition)
+
+    def user_data_of(self, instance: Instance) -> str:
+        return str(self._account.remote.truth()["jobs"][instance.id]["labels"][USER_DATA])
 
 
 @pytest.fixture

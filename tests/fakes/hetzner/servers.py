@@ -113,6 +113,7 @@ class Servers:
                 "status": server.status if server.gone_at is None else "gone",
                 "type": server.type["name"],
                 "location": server.location,
+                "user_data": server.user_data,
                 "created_at": server.created,
                 "gone_at": server.gone_at,
                 "billed_seconds": 3600 * max(1, math.ceil(((server.gone_at or now) - server.created) / 3600)),

@@ -28,10 +28,13 @@ class Lab:
 
     def provider(self, deployment: str = DEPLOYMENT, **settings: Any) -> UCloudProvider:
         """One that signs in with an API token, unless another credential is named."""
+        return UCloudProvider.from_settings(self.settings(**settings), deployment=deployment, environ=ENVIRON)
+
+    def settings(self, **settings: Any) -> dict[str, object]:
+        """What `provider` is made from."""
         if not any(name.startswith(("api_token", "refresh_token")) for name in settings):
             settings["api_token_env"] = "API"
-        given = {"base_url": self.url, "project": PROJECT, "bootstrap_folder": FOLDER, "page_size": 4, **settings}
-        return UCloudProvider.from_settings(given, deployment=deployment, environ=ENVIRON)
+        return {"base_url": self.url, "project": PROJECT, "bootstrap_folder": FOLDER, "page_size": 4, **settings}
 
     def settle(self, condition: Callable[[], bool]) -> None:
         """Lets time pass until the condition holds."""
