@@ -1,5 +1,6 @@
 """Other gateways on the same PostgreSQL: what they change is heard at once, what they leave undone is taken over."""
 
+from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -27,11 +28,12 @@ class Neighbours:
 
     async def listen(self) -> None:
         """Passes on what others change, until the connection is lost."""
-        async for ids in self._ledger.db.notices():
-            # None: it only now listens, and whatever somebody waits for may have happened before.
-            rows = partial(_rows, names=self._ledger.watched() if ids is None else ids)
-            for sandbox in await self._ledger.db.read(rows):
-                self._ledger.hear(sandbox)
+        async with aclosing(self._ledger.db.notices()) as notices:
+            async for ids in notices:
+                # None: it only now listens, and whatever somebody waits for may have happened before.
+                rows = partial(_rows, names=self._ledger.watched() if ids is None else ids)
+                for sandbox in await self._ledger.db.read(rows):
+                    self._ledger.hear(sandbox)
 
     async def take_over(self) -> None:
         """Drives on what nobody has driven on for a while, for ever.

@@ -8,7 +8,7 @@ in one transaction, and never touches the event loop.
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -95,13 +95,14 @@ class Database:
 
             notices.announce(session, self._name, ids)
 
-    async def notices(self) -> AsyncIterator[list[str] | None]:
+    async def notices(self) -> AsyncGenerator[list[str] | None, None]:
         """What other gateways announce, see `gateway.store.notices.listen`; nothing where there can be none."""
         if self.shared:
             from gateway.store import notices
 
-            async for ids in notices.listen(self._engine, self._name):
-                yield ids
+            async with contextlib.aclosing(notices.listen(self._engine, self._name)) as heard:
+                async for ids in heard:
+                    yield ids
 
     async def _run(self, executor: ThreadPoolExecutor, fn: Callable[[Session], T]) -> T:
         read_only = executor is self._readers

@@ -5,7 +5,7 @@ and nothing else.
 """
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 import psycopg
@@ -30,7 +30,7 @@ def announce(session: Session, sender: str, ids: Sequence[str]) -> None:
         session.execute(select(func.pg_notify(CHANNEL, notice)))
 
 
-async def listen(engine: Engine, receiver: str) -> AsyncIterator[list[str] | None]:
+async def listen(engine: Engine, receiver: str) -> AsyncGenerator[list[str] | None, None]:
     """``None`` once it listens, and then the ids of every notice that others than ``receiver`` sent, for ever.
 
     Raises:

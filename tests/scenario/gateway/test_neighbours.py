@@ -4,13 +4,14 @@ Needs ``SANDBOXES_TEST_POSTGRES``, the URL of an empty database.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from gateway.errors import ApiError
+from gateway.services.background import RESTART_AFTER
 from gateway.services.neighbours import TAKEOVER_INTERVAL
 from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
@@ -35,13 +36,36 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[World, World]]:
         yield one, two
 
 
-async def both_listen() -> None:
+LISTENERS = "FROM pg_stat_activity WHERE query = 'LISTEN sandbox_fleet'"
+
+
+async def both_listen(meanwhile: Callable[[], None] = lambda: None) -> None:
     engine = make_engine(POSTGRES or "")
-    query = text("SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN sandbox_fleet'")
+    query = text(f"SELECT count(*) {LISTENERS}")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while connection.execute(query).scalar_one() < 2:
             await asyncio.sleep(0.01)  # PostgreSQL tells nobody who listens
+            meanwhile()
     engine.dispose()
+
+
+def cut_off() -> None:
+    """Ends the connections on which gateways listen, and returns once they are gone."""
+    engine = make_engine(POSTGRES or "")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        ended = connection.execute(text(f"SELECT pg_terminate_backend(pid, 10000) {LISTENERS}"))
+        assert ended.scalars().all() == [True, True]
+    engine.dispose()
+
+
+async def test_a_gateway_that_was_cut_off_listens_again(pair: tuple[World, World]) -> None:
+    one, two = pair
+    await asyncio.to_thread(cut_off)
+    await both_listen(lambda: one.moved.advance(RESTART_AFTER))
+    create = asyncio.create_task(one.services.sandboxes.create(spec()))
+    await one.until("a", S.PENDING)
+    await two.join()
+    assert (await create).sandbox.state is S.RUNNING
 
 
 async def test_a_wait_in_one_gateway_ends_with_what_another_does(pair: tuple[World, World]) -> None:
@@ -72,7 +96,7 @@ async def test_a_delete_in_one_gateway_ends_a_create_in_another(pair: tuple[Worl
 
 async def test_work_of_a_dead_gateway_is_taken_over(pair: tuple[World, World]) -> None:
     one, two = pair
-    await one.join()
+    node = await one.join()
     gate = one.fleet.hold("create")
     create = asyncio.create_task(one.services.sandboxes.create(spec(ttl_seconds=600)))
     await one.fleet.arrived["create"].wait()
@@ -83,10 +107,10 @@ async def test_work_of_a_dead_gateway_is_taken_over(pair: tuple[World, World]) -
     gate.set()
     assert await two.state("a") is S.CREATING
     running = asyncio.create_task(two.until("a", S.RUNNING))
-    for _ in range(2):
-        await two.moved.someone_sleeps(TAKEOVER_INTERVAL)
-        two.moved.advance(TAKEOVER_INTERVAL)
-        await asyncio.wait({running}, timeout=0.2)
+    assert node.have == {}, "so that no heartbeat moves it on"
+    while not running.done():
+        two.moved.advance(TAKEOVER_INTERVAL / 3)
+        await two.beat(node)
     await running
     two.moved.advance(600)
     await two.until("a", S.DELETED)
