@@ -85,11 +85,15 @@ class Keeping:
             return bool(answer)
         return False
 
-    def reap(self) -> None:
-        """Takes the exit status of the keeper that this object started and that is about to end."""
+    def reap(self, options: int = 0) -> None:
+        """Takes the exit status of the keeper that this object started and that is about to end.
+
+        Args:
+            options: of waitpid(2).
+        """
         if self._pid is not None:
             with contextlib.suppress(ChildProcessError):  # it was taken already
-                os.waitpid(self._pid, 0)
+                os.waitpid(self._pid, options)
             self._pid = None
 
     @contextlib.contextmanager
@@ -124,6 +128,7 @@ class Keeping:
     def _begin(self) -> socket.socket:
         """A connection to a new keeper.  It is made before the keeper starts, so that there is nothing to wait for."""
         self._path.unlink(missing_ok=True)
+        self.reap(os.WNOHANG)  # one that was killed
         with contextlib.ExitStack() as undo, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             connection = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             connection.settimeout(_TIMEOUT)

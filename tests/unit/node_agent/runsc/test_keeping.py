@@ -99,10 +99,12 @@ def test_it_stays_while_another_agent_is_connected(tag: str) -> None:
     first.reap()
 
 
-def kill_keeper(tag: str) -> None:
+def kill_keeper(tag: str) -> int:
+    """Returns its pid once it is dead; nobody has reaped it."""
     (pid,) = keepers(tag)
     os.kill(pid, 9)
-    os.waitpid(pid, 0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
 
 
 def kept(keeping: Keeping, name: str) -> None:
@@ -116,10 +118,11 @@ def kept(keeping: Keeping, name: str) -> None:
 def test_a_keeper_that_was_killed_is_replaced(tag: str) -> None:
     keeping = Keeping(tag)
     kept(keeping, "one")
-    kill_keeper(tag)
+    killed = kill_keeper(tag)
 
     assert keeping.take("one") is None
     kept(keeping, "two")
+    assert not Path(f"/proc/{killed}").exists(), "it was reaped"
     keeping.drop("two")
     keeping.close()
 
@@ -128,9 +131,10 @@ def test_a_keeper_that_was_killed_is_replaced(tag: str) -> None:
 def test_a_killed_keepers_socket_does_not_stay(tag: str, noticed: bool) -> None:
     keeping = Keeping(tag)
     kept(keeping, "one")
-    kill_keeper(tag)
+    killed = kill_keeper(tag)
     if noticed:
         assert keeping.take("one") is None
     assert socket_of(tag).exists()
 
     keeping.close()
+    os.waitpid(killed, 0)
