@@ -52,13 +52,13 @@ class Fault:
 
     Attributes:
         effect: whether the call does its work before it fails.
-        error: what it raises then; `SimulatedCrash` plays the death of the caller.  ``None``: it succeeds.
+        error: what it raises then.  ``None``: it succeeds.
         seconds: how long it hangs before that.
         late: a create that fails comes through so many seconds later all the same.
     """
 
     effect: bool
-    error: BaseException | None
+    error: Exception | None
     seconds: float = 0.0
     late: float | None = None
 
@@ -174,10 +174,6 @@ class FakeCloud:
     def delay_order(self, seconds: float) -> None:
         """The next create gets no answer, and its instance appears only later."""
         self.fail_next("create", ErrorKind.TRANSIENT, Applied.MAYBE, effect=False, late=seconds)
-
-    def crash_next(self, method: str, *, effect: bool) -> None:
-        """The caller dies in its next call of ``method``, before or after the work was done."""
-        self._faults.setdefault(method, []).append(Fault(effect, SimulatedCrash(method)))
 
     def break_next(self, method: str, error: Exception, *, effect: bool) -> None:
         """The next call of ``method`` raises something that the port does not know."""

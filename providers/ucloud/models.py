@@ -26,7 +26,6 @@ class Update(_Model):
 class Owner(_Model):
     """Whose job it is."""
 
-    created_by: str = ""
     project: str | None = None
     """``None`` in a personal workspace."""
 
@@ -100,7 +99,6 @@ class Category(_Model):
 
     name: str
     provider: str
-    product_type: str = ""
     accounting_unit: AccountingUnit = AccountingUnit()
     accounting_frequency: str = ""
     free_to_use: bool = False
