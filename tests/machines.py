@@ -41,7 +41,7 @@ class Distribution:
 DEBIAN_12: Final = Distribution("bookworm")
 DEBIAN_13: Final = Distribution("trixie")
 UBUNTU_24_04: Final = Distribution(
-    "noble", "gutsy", "http://archive.ubuntu.com/ubuntu", "main,universe", "ubuntu-keyring"
+    "noble", ("http://archive.ubuntu.com/ubuntu", "gutsy"), "main,universe", "ubuntu-keyring"
 )
 
 

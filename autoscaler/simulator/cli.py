@@ -1,9 +1,10 @@
 """``sandboxes autoscaler simulate``: what a fleet of these settings would have cost, and how long work had waited."""
 
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -52,11 +53,9 @@ def simulate(
 
     docs/simulator.md explains both files and every figure.
     """
-    # Refusals and failed boots are a part of the play.
-    logging.getLogger("autoscaler").setLevel(logging.CRITICAL)
     try:
-        # On a terminal only, and on standard error, so that JSON stays JSON.
-        with Console(stderr=True).status("reading the trace") as status:
+        # The status on a terminal only, and on standard error, so that JSON stays JSON.
+        with _silent(), Console(stderr=True).status("reading the trace") as status:
             summary, seconds = play(
                 trace_name,
                 config or _settings_of(trace_name),
@@ -73,6 +72,18 @@ def simulate(
     for line in lines(summary):
         typer.echo(line)
     typer.echo(f"played in   {seconds:.1f} s ({summary.ticks} ticks)")
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """No log of the autoscaler meanwhile: refusals and failed boots are a part of the play."""
+    logger = logging.getLogger("autoscaler")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def play(

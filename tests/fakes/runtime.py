@@ -313,10 +313,11 @@ class FakeRuntime(SandboxRuntime):
     def _read(self, sandbox_id: str) -> Found | None:
         home = self._home(sandbox_id)
         try:
-            order = _order_of((home / "order.json").read_text())
+            with (home / "order.json").open() as file:  # another thread may delete it meanwhile
+                order = _order_of(file.read())
+                started = datetime.fromtimestamp(os.fstat(file.fileno()).st_mtime, UTC)
         except FileNotFoundError:
             return None
-        started = datetime.fromtimestamp((home / "order.json").stat().st_mtime, UTC)
         death = self._death(home)
         state = EngineState.CREATING
         if death is not None:

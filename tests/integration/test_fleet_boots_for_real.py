@@ -25,7 +25,7 @@ from ucloud_sandboxes_sdk import SandboxClient
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
-SUBNET = "10.215.98.0/28"
+SUBNET = "10.215.97.0/28"
 
 
 @pytest.fixture(scope="module")
