@@ -5,9 +5,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +15,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler import main
+from autoscaler import main, words
 from autoscaler.bootstrap import ucloud_init_script
 from autoscaler.clock import Clock
 from autoscaler.core import money
+from autoscaler.offered import Offered, offered
 from autoscaler.reconcile import Report
 from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
 from autoscaler.simulator.cli import simulate
@@ -63,8 +63,11 @@ def plan(config: Config = None, as_json: AsJson = False) -> None:
     if as_json:
         _json(_report(report))
     else:
-        _show(("found", "reason"), [_words(finding) for finding in report.findings])
-        _show(("action", "reason"), [_words(action) for action in report.plan.actions], "nothing to do")
+        names = {intent.operation_id: intent.name for intent in report.world.intents}
+        found = [(words.finding(each, names), getattr(each, "reason", "")) for each in report.findings]
+        _show(("found", "reason"), found)
+        actions = [(words.action(each, names), each.reason) for each in report.plan.actions]
+        _show(("action", "reason"), actions, "nothing to do")
         _show(("not done", "reason"), [(wait.subject, wait.reason) for wait in report.plan.waits])
     if report.world.nodes is None:
         typer.echo(
@@ -90,9 +93,9 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         _json({"running": owner, "intents": intents, "backoffs": held})
         return
     typer.echo(f"running: {owner or 'no'}")
-    rows = [(i.name, i.pool, i.state.value, _time(i.changed_at), str(i.offer), i.detail) for i in intents]
+    rows = [(i.name, i.pool, i.state.value, words.time(i.changed_at), str(i.offer), i.detail) for i in intents]
     _show(("instance", "pool", "state", "since", "offer", "detail"), rows, "no instances")
-    _show(("held back", "until", "reason"), [(each.key, _time(each.until), each.reason) for each in held])
+    _show(("held back", "until", "reason"), [(each.key, words.time(each.until), each.reason) for each in held])
 
 
 @app.command()
@@ -111,17 +114,20 @@ def events(
     if as_json:
         _json(found)
         return
-    rows = [(_time(e.at), e.subject, e.kind, e.detail) for e in found]
+    rows = [(words.time(e.at), e.subject, e.kind, e.detail) for e in found]
     _show(("time", "subject", "event", "detail"), rows, "nothing has happened yet")
 
 
 @app.command()
 def pools(config: Config = None, as_json: AsJson = False) -> None:
-    """Show the pools of the settings, how many instances each has, and what they cost."""
+    """Show the pools of the settings: their instances, what these cost, and what each pool may buy.
+
+    Needs no gateway.
+    """
     now = Clock().now()
     with _sentences():
         settings = _settings(config)
-        main.check_pools(settings, os.environ)
+        providers, reasons = main.check_pools(settings, os.environ)
         journal = main.read_journal(settings)
         try:
             intents, spent = journal.open_intents(), journal.spent(now)
@@ -130,9 +136,16 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     mine = {pool.name: [intent for intent in intents if intent.pool == pool.name] for pool in settings.pools}
     hourly = {name: money.rate(rows) for name, rows in mine.items()}
     monthly = {name: spent.get(name, Decimal(0)) + money.cost_of_all(rows, now) for name, rows in mine.items()}
+    market = offered(settings.policy().pools, providers, reasons)
     if as_json:
         told = {
-            pool.name: {"instances": len(mine[pool.name]), "hourly": hourly[pool.name], "monthly": monthly[pool.name]}
+            pool.name: {
+                "instances": len(mine[pool.name]),
+                "hourly": hourly[pool.name],
+                "monthly": monthly[pool.name],
+                "sold": market[pool.name].offers,
+                "problem": market[pool.name].problem,
+            }
             for pool in settings.pools
         }
         _json([{**pool.model_dump(mode="json"), **told[pool.name]} for pool in settings.pools])
@@ -149,11 +162,34 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
         for pool in settings.pools
     ]
     _show(("pool", "provider", "role", "instances", "€/h", "€ this month"), rows)
+    _show_market(market)
+
+
+def _show_market(market: Mapping[str, Offered]) -> None:
+    """What each pool may buy, and what it names in vain."""
+    rows = [
+        (
+            pool,
+            f"{offer.type}@{offer.location}",
+            f"{offer.resources.cpus:g}",
+            str(offer.resources.memory_mb),
+            str(offer.resources.disk_mb),
+            str(offer.resources.gpus),
+            words.euros(offer.price_per_hour),
+            "yes" if offer.available else "not now",
+        )
+        for pool, found in market.items()
+        for offer in found.offers
+    ]
+    _show(("pool", "may buy", "CPUs", "memory MiB", "disk MiB", "GPUs", "€/h", "available"), rows)
+    for pool, found in market.items():
+        if found.problem:
+            typer.echo(f"pool {pool}: {found.problem}")
 
 
 def _capped(euros: Decimal | None, cap: Decimal | None) -> str:
-    known = "unknown" if euros is None else f"{euros.normalize():f}"
-    return known if cap is None else f"{known} of {cap.normalize():f}"
+    known = words.euros(euros)
+    return known if cap is None else f"{known} of {words.euros(cap)}"
 
 
 @app.command(name="release")
@@ -225,12 +261,6 @@ def _kind(value: Any) -> dict[str, Any]:
     return {"kind": type(value).__name__.lower(), **dataclasses.asdict(value)}
 
 
-def _words(value: Any) -> tuple[str, str]:
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    reason = str(fields.pop("reason", ""))
-    return f"{type(value).__name__.lower()} {' '.join(str(item) for item in fields.values())}", reason
-
-
 def _json(value: Any) -> None:
     typer.echo(json.dumps(value, default=_plain, indent=2))
 
@@ -255,7 +285,3 @@ def _show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = ""
         table.add_row(*row)
     # A file or a pipe has no width to fit into.
     Console(width=None if sys.stdout.isatty() else WIDE, markup=False).print(table)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

@@ -176,21 +176,28 @@ def _provider(name: str, settings: AutoscalerSettings, environ: Mapping[str, str
     return metered(provider, Clock().monotonic)
 
 
-def check_pools(settings: AutoscalerSettings, environ: Mapping[str, str]) -> None:
+def check_pools(
+    settings: AutoscalerSettings, environ: Mapping[str, str]
+) -> tuple[dict[str, ComputeProvider], dict[str, str]]:
     """For commands that only read: refuses what `assembled` would refuse of the pools.
 
     They run without the secrets of the clouds, so a provider that cannot be made here is not judged.
+
+    Returns:
+        The providers, and of those that cannot be made the reason.
 
     Raises:
         StartError: a pool could never work.
     """
     made: dict[str, ComputeProvider] = {}
+    reasons: dict[str, str] = {}
     for name in settings.providers:
         try:
             made[name] = _provider(name, settings, environ)
         except StartError as error:
-            log.debug("%s", error)
+            reasons[name] = str(error)
     _refuse_misfits(settings, made)
+    return made, reasons
 
 
 def _refuse_misfits(settings: AutoscalerSettings, providers: Mapping[str, ComputeProvider]) -> None:

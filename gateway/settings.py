@@ -28,7 +28,7 @@ class GatewaySettings(BaseSettings):
     port: int = Field(default=8090, ge=0, le=65535)
     """Port to listen on; 0 takes a free one."""
     state_dir: Path = Path("/var/lib/sandbox-fleet/gateway")
-    """Directory of the database, the node secret and the first tokens; only its owner may read it."""
+    """Directory of the database and the node secret; only its owner may read it."""
     database_url: str | None = None
     """SQLAlchemy URL; ``None`` is a SQLite file in ``state_dir``."""
     bundle_dir: Path | None = None

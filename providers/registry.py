@@ -1,13 +1,17 @@
 """Finds providers by entry point and refuses the malformed ones with a sentence that says why."""
 
+import importlib
 import inspect
+import traceback
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from providers.base import Caps, ComputeProvider
 
 GROUP: Final = "sandbox_fleet.providers"
+OURS: Final = (__file__, metadata.__file__, importlib.__file__)
 METHODS: Final = ("offers", "list", "get", "create", "delete", "connect")
 
 
@@ -43,10 +47,16 @@ def load(kind: str, entries: Iterable[EntryPoint] | None = None) -> type[Compute
     try:
         loaded = entry.load()
     except Exception as error:
-        raise PluginError(
-            f"the provider {kind!r} ({entry.value}) cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise PluginError(f"the provider {kind!r} ({entry.value}) cannot be imported: {told(error)}") from error
     return validate(loaded, name=kind)
+
+
+def told(error: Exception) -> str:
+    """What an unexpected error says, with the file and line of the plugin that it came from, where there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if not frame.filename.startswith(("<frozen ", *OURS))]
+    where = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def build(

@@ -4,7 +4,7 @@ from autoscaler.core.draft import Draft
 from autoscaler.core.limits import pool_refusal, ware_refusal
 from autoscaler.core.model import Boot, PoolPolicy, Waiting
 from autoscaler.core.packing import Bin, Group, fits
-from autoscaler.core.supply import Ware
+from autoscaler.core.supply import Ware, unsold
 
 
 def suits(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group) -> bool:
@@ -23,7 +23,7 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
     refusal = pool_refusal(draft, pool)
     reason = why.format(words(group.item)) if group is not None else why
     if refusal is None:
-        refusal = _nothing_sold(pool)
+        refusal = _nothing_sold(draft, pool)
         for ware in draft.wares(pool):
             if group is not None and not suits(draft, pool, ware, group):
                 continue
@@ -56,10 +56,15 @@ def _spec(draft: Draft, pool: PoolPolicy) -> str:
     return f"{pool.spec}-{bundle}" if pool.spec and bundle else pool.spec
 
 
-def _nothing_sold(pool: PoolPolicy) -> str:
+def _nothing_sold(draft: Draft, pool: PoolPolicy) -> str:
+    view = draft.world.providers.get(pool.provider)
+    if missing := unsold(pool, view.offers if view else ()):
+        return missing
+    if draft.wares(pool):
+        return "none of its offers fits"
     if pool.gpus:
         return f"nothing that it may buy is sold with {pool.gpus} GPUs"
-    return "its offers are not sold any more" if pool.offers else "its provider has no offers"
+    return f"{pool.provider} will not sell its offers much longer"
 
 
 def _room(pool: PoolPolicy, ware: Ware) -> Bin:

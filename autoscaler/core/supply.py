@@ -1,5 +1,6 @@
 """What a pool may buy, in its order, and what a node of it will give."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,6 +14,9 @@ from providers.base import Offer
 
 LAST_DAYS: Final = 7 * 86_400.0
 """An offer that ends so soon is bought no more, and what was bought of it is replaced."""
+
+SHOWN: Final = 4
+"""Offers that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,29 @@ def wares(world: World, pool: PoolPolicy, now: float) -> tuple[Ware, ...]:
 def offers_of(world: World, pool: PoolPolicy) -> list[Offer]:
     """The offers that a pool may use, in its order of preference."""
     view = world.providers.get(pool.provider)
-    fit = (offer for offer in (view.offers if view else ()) if offer.resources.gpus >= pool.gpus)
+    return bought_by(pool, view.offers if view else ())
+
+
+def bought_by(pool: PoolPolicy, offers: Iterable[Offer]) -> list[Offer]:
+    """Those of a provider's offers that a pool may use, in its order of preference."""
+    fit = (offer for offer in offers if offer.resources.gpus >= pool.gpus)
     sold = {OfferKey(offer.type, offer.location): offer for offer in fit}
     if not pool.offers:
         return _cheapest_first(list(sold.values()))
     chosen = [sold[key] for key in pool.offers if key in sold]
     return _cheapest_first(chosen) if pool.order is Order.PRICE else chosen
+
+
+def unsold(pool: PoolPolicy, offers: Iterable[Offer]) -> str:
+    """A sentence about those offers of a pool that its provider does not have at all; empty when there are none."""
+    sold = [OfferKey(offer.type, offer.location) for offer in offers]
+    if not sold:
+        return f"{pool.provider} tells of no offers"
+    missing = ", ".join(str(key) for key in pool.offers if key not in sold)
+    if not missing:
+        return ""
+    more = f" and {len(sold) - SHOWN} more" if len(sold) > SHOWN else ""
+    return f"{pool.provider} does not sell {missing}; it sells {', '.join(map(str, sold[:SHOWN]))}{more}"
 
 
 def ends_soon(offer: Offer, now: float) -> bool:

@@ -54,9 +54,10 @@ def _load(name: str) -> Any:
     try:
         app = importlib.import_module(COMMANDS[name][0]).app if name in COMMANDS else _roles()[name].load()
     except ModuleNotFoundError as error:
+        extra = name if name in ROLE_HELP else "all"
         raise CommandFailed(
             f"'sandboxes {name}' needs the Python package {error.name!r}, which is not installed here;"
-            f" install it with: pip install '{DISTRIBUTION}[all]'"
+            f" install it with: pip install '{DISTRIBUTION}[{extra}]'"
         ) from error
     group = get_group(app)
     return group.commands.get(name, group)

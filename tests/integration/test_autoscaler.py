@@ -244,7 +244,7 @@ def test_a_gateway_that_never_answers_holds_up_neither_ticks_nor_the_end(scaled:
 def test_the_plan_is_shown_and_not_carried_out(scaled: Scaled) -> None:
     scaled.configure(least=1)
     shown = scaled.command("plan")
-    assert "boot cpu local local@here" in shown.stdout
+    assert "boot a node of pool cpu: local@here of local" in shown.stdout
     assert "the pool keeps 1" in shown.stdout
     (action,) = json.loads(scaled.command("plan", "--json").stdout)["actions"]
     assert (action["kind"], action["pool"]) == ("boot", "cpu")

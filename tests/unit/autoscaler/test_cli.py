@@ -125,6 +125,22 @@ def test_an_autoscaler_that_never_ran_is_looked_at_and_left_without_a_journal(tm
     assert not (tmp_path / "as").exists()
 
 
+def test_pools_tells_what_each_may_buy_without_a_gateway(tmp_path: Path) -> None:
+    shown = looked(tmp_path, "pools")
+    assert "available" in shown
+    assert "local@here" in shown
+    (row,) = json.loads(looked(tmp_path, "pools", "--json"))
+    assert [(offer["type"], offer["location"]) for offer in row["sold"]] == [("local", "here")]
+    assert row["problem"] == ""
+
+
+def test_pools_names_an_offer_that_is_not_sold(tmp_path: Path) -> None:
+    config = tmp_path / "as.toml"
+    config.write_text(GOOD.format(root=tmp_path) + 'offers = [{ type = "locl", location = "here" }]\n')
+    done = CliRunner().invoke(app, ["pools", "--config", str(config)])
+    assert "pool cpu: local does not sell locl@here; it sells local@here\n" in done.stdout
+
+
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
     """A journal as the first version wrote it, with one row."""

@@ -1,9 +1,11 @@
 """Plugins are found by entry point, and a malformed one is refused with the reason."""
 
+import re
 import sys
 import types
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +120,17 @@ def test_the_same_plugin_listed_twice_is_one() -> None:
 def test_a_plugin_that_cannot_be_imported_tells_why() -> None:
     broken = EntryPoint("fake", "no_such_module_at_all:Thing", registry.GROUP)
     with pytest.raises(PluginError, match="ModuleNotFoundError: No module named 'no_such_module_at_all'"):
+        registry.load("fake", [broken])
+
+
+def test_a_plugin_that_breaks_while_it_is_imported_is_told_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "class Cloud:\n    def list(self): ...\n    def rows(self) -> list[dict]: ...\n"
+    (tmp_path / "shadowing_plugin.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = EntryPoint("fake", "shadowing_plugin:Cloud", registry.GROUP)
+    with pytest.raises(PluginError, match=re.escape(f"not subscriptable ({tmp_path}/shadowing_plugin.py, line 3)")):
         registry.load("fake", [broken])
 
 
