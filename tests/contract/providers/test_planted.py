@@ -89,7 +89,10 @@ def judged(kind: type[FakeProvider], account: FakeHarness, test: str) -> None:
     """One test of the suite over one provider."""
     method = getattr(ProviderContract(), test)
     given = {"provider": kind(account.cloud, DEPLOYMENT), "harness": account}
-    method(**{name: given[name] for name in inspect.signature(method).parameters})
+    try:
+        method(**{name: given[name] for name in inspect.signature(method).parameters})
+    except pytest.skip.Exception as skipped:
+        raise RuntimeError(f"{test} says nothing of this account: {skipped}") from skipped
 
 
 @pytest.mark.parametrize(

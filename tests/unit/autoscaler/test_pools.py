@@ -1,6 +1,7 @@
 """What pools ask for: GPUs, and whether their providers can ever serve them."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from autoscaler.settings import load_settings
 from tests.unit.autoscaler.test_policy import (
     CAPS,
     GPU,
+    NOW,
     ONE,
     SMALL,
     a_pool,
@@ -34,6 +36,19 @@ def test_a_pool_of_gpus_buys_only_offers_that_have_enough() -> None:
     assert boots(acts(two, a_pool(min=1, gpus=2))) == []
     assert "nothing that it may buy is sold with 2 GPUs" in reasons(two, a_pool(min=1, gpus=2))["pool cpu"]
     assert boots(acts(world(), a_pool(min=1, gpus=1, offers=(OfferKey("small", "here"),)))) == []
+
+
+def test_an_offer_that_the_provider_does_not_have_is_named_with_what_it_has() -> None:
+    mistyped = a_pool(min=1, offers=(OfferKey("smal", "here"),))
+    said = reasons(world(offers=(SMALL, GPU)), mistyped)["pool cpu"]
+    assert said.endswith("but cloud does not sell smal@here; it sells small@here, gpu@here")
+    assert reasons(world(offers=()), mistyped)["pool cpu"].endswith("but cloud tells of no offers")
+
+
+def test_an_offer_that_ends_soon_is_not_called_unknown() -> None:
+    ending = replace(SMALL, gone_after=datetime.fromtimestamp(NOW + 86_400, UTC))
+    said = reasons(world(offers=(ending,)), a_pool(min=1, offers=(OfferKey("small", "here"),)))["pool cpu"]
+    assert said.endswith("but cloud will not sell its offers much longer")
 
 
 def test_plain_work_boots_nothing_where_only_gpus_are_bought_and_a_plain_pool_is_there() -> None:
