@@ -37,7 +37,9 @@ def held_root(root: Path, *, full_disk_is_fine: bool = False) -> Iterator[None]:
         state = os.statvfs(root)
         if not full_disk_is_fine and state.f_bavail * state.f_frsize < LEAST_DISK:
             raise StartError(f"the disk of {root} is full: less than {LEAST_DISK >> 20} MiB are free; make room first")
-        lock = (root / "agent.lock").open("a+")
+        path = root / "agent.lock"
+        path.touch(mode=0o600)
+        lock = path.open("a+")
     except OSError as error:
         raise StartError(f"the root {root} cannot be used: {error.strerror or error}") from error
     with lock:

@@ -56,6 +56,7 @@ def lock_state(state_dir: Path) -> IO[str]:
     path = state_dir / "gateway.lock"
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
         file = path.open("a")
     except OSError as error:
         raise StoreError(f"lock file {path}: {error.strerror}") from error

@@ -182,6 +182,8 @@ def test_a_cleanup_needs_the_root_only_and_can_run_twice(tmp_path: Path) -> None
 
 def test_a_cleanup_of_a_living_node_is_refused(tmp_path: Path) -> None:
     settings = load_settings(None, {}, gateway_url="http://g", root=tmp_path, runtimes=("runsc",))
+    with held_root(tmp_path):
+        assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600
     with held_root(tmp_path), pytest.raises(StartError, match="another node agent runs"):
         remove_node(settings, {})
     assert tmp_path.exists()

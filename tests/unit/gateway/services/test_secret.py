@@ -29,6 +29,7 @@ def test_a_broken_secret_is_named(tmp_path: Path, content: str) -> None:
 
 def test_a_second_gateway_is_kept_out(tmp_path: Path) -> None:
     lock = lock_state(tmp_path)
+    assert stat.S_IMODE((tmp_path / "gateway.lock").stat().st_mode) == 0o600
     with pytest.raises(StoreError, match="another gateway uses"):
         lock_state(tmp_path)
     lock.close()
