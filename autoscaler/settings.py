@@ -33,7 +33,7 @@ class SettingsError(Exception):
 class OfferSettings(BaseModel):
     """One offer that a pool may buy."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     type: str
     """The provider's word for the kind of machine."""
@@ -44,7 +44,7 @@ class OfferSettings(BaseModel):
 class WarmSettings(BaseModel):
     """Room that a pool keeps free over and above all demand."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     count: int = Field(ge=1)
     """How many sandboxes of this shape shall find room at once."""
@@ -73,7 +73,7 @@ class WarmSettings(BaseModel):
 class PoolSettings(BaseModel):
     """Nodes of one kind, scaled together."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     name: Name
     """Part of its instances' names."""
@@ -217,7 +217,7 @@ class AutoscalerSettings(BaseSettings):
     Unknown keys fail.  Providers and pools stand in the file only.
     """
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
 
     deployment: Name = "local"
     """Name of this fleet; every instance carries it, and no other instance is ever touched."""
@@ -231,7 +231,7 @@ class AutoscalerSettings(BaseSettings):
     """Directory of the journal and the lock; only its owner may read it."""
     database_url: str | None = None
     """SQLAlchemy URL of the journal; ``None`` is a SQLite file in ``state_dir``."""
-    tick_seconds: float = Field(default=2.0, gt=0)
+    tick_seconds: float = Field(default=2.0, gt=0, le=3600)
     """Seconds between two looks."""
     list_seconds: float = Field(default=10.0, ge=0)
     """Providers that count calls are listed so often at most; it is rounded up to whole looks."""

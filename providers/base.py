@@ -117,17 +117,30 @@ class Caps:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one instance of an offer has."""
+    """What one instance of an offer has.
+
+    Raises:
+        ValueError: an amount is negative.
+    """
 
     cpus: float
     memory_mb: int
     disk_mb: int
     gpus: int = 0
 
+    def __post_init__(self) -> None:
+        # Here, where one provider's catalogue is read: in the plan it would stop all providers.
+        if not min(self.cpus, self.memory_mb, self.disk_mb, self.gpus) >= 0:
+            raise ValueError(f"no machine can have {self}")
+
 
 @dataclass(frozen=True)
 class Offer:
-    """Something that can be bought: type × location × shape × price × availability."""
+    """Something that can be bought: type × location × shape × price × availability.
+
+    Raises:
+        ValueError: the price is negative.
+    """
 
     type: str
     location: str
@@ -137,6 +150,11 @@ class Offer:
     available: bool
     """A hint: a create may be refused all the same."""
     gone_after: datetime | None = None
+
+    def __post_init__(self) -> None:
+        # It would be counted as room under the caps.
+        if self.price_per_hour is not None and not self.price_per_hour >= 0:
+            raise ValueError(f"{self.type} in {self.location} cannot cost {self.price_per_hour} euro an hour")
 
 
 class Phase(StrEnum):

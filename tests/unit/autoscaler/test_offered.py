@@ -1,10 +1,12 @@
 """What `pools` tells of a provider's offers: all that a pool may buy, and why it is less than the settings name."""
 
+from decimal import Decimal
+
 import pytest
 
 from autoscaler.core.pools import OfferKey, PoolPolicy
 from autoscaler.offered import offered
-from providers.base import Applied, ErrorKind, Offer
+from providers.base import Applied, ErrorKind, Offer, Resources
 from providers.testing.fake import FakeCloud, FakeProvider
 
 
@@ -63,3 +65,17 @@ def test_a_plugin_that_breaks_is_told_with_its_line() -> None:
     assert offers == []
     assert problem.startswith("fake is broken: KeyError: 'price' (")
     assert "test_offered.py, line " in problem
+
+
+@pytest.mark.parametrize(
+    ("cpus", "price", "why"),
+    [(-4, "0.01", "no machine can have Resources(cpus=-4,"), (4, "-0.01", "small in here cannot cost -0.01 euro")],
+)
+def test_an_offer_that_cannot_be_is_its_own_provider_s_fault(cpus: int, price: str, why: str) -> None:
+    class Absurd(FakeProvider):
+        def offers(self) -> list[Offer]:
+            return [Offer("small", "here", Resources(cpus, 8192, 81920), Decimal(price), available=True)]
+
+    offers, problem = told(pool(), Absurd(FakeCloud(), "d"))
+    assert offers == []
+    assert problem.startswith(f"fake is broken: ValueError: {why}")

@@ -172,6 +172,9 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         (GOOD.replace("max = 2", "max = 2\nmaxx = 3"), r"pools\.0\.maxx: Extra inputs are not permitted"),
         ("tick = 1\n" + GOOD, r"tick: Extra inputs are not permitted"),
         (GOOD + GOOD[GOOD.index("[[pools]]") :], r"pools: each needs a name of its own"),
+        ("tick_seconds = inf\n" + GOOD, r"tick_seconds: Input should be a finite number"),
+        ("tick_seconds = 1e300\n" + GOOD, r"tick_seconds: Input should be less than or equal to 3600"),
+        (GOOD.replace("max = 2", "max = 2\nboot_seconds = inf"), r"pools\.0\.boot_seconds: .* a finite number"),
         ("no toml", r"as\.toml: "),
     ],
 )
