@@ -11,7 +11,7 @@ from autoscaler.core import backoff
 from autoscaler.core.ceilings import ceilings
 from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import BackOff, Finding, FleetPolicy, Move, Plan, World
-from autoscaler.core.policy import plan
+from autoscaler.core.policy import outside, plan
 from autoscaler.core.settle import applied, settle
 from autoscaler.execute import Executor
 from autoscaler.lanes import Lanes, Serial
@@ -68,6 +68,7 @@ class Reconciler:
         self._told: Ceilings | None = None
         self._told_at = float("-inf")
         self._remarks = Remarks(log, clock.monotonic)
+        self._outside: set[str] = set()
 
     def look(self) -> Report:
         """What a tick would find and do now; changes nothing."""
@@ -87,6 +88,7 @@ class Reconciler:
             self._journal.settle(report.findings, self._clock.now())
         for finding in report.findings:
             log.info("%s", _words(finding))
+        self._tell_outside(report.world)
         self._release(report)
         first = self._to_tell(report.world)
         self._executor.carry_out(report.plan, report.world, Turn(is_stopping), self._lanes, first=first)
@@ -105,6 +107,15 @@ class Reconciler:
                 BackOff(backoff.CLOCK, now + rest, 1, now, "the wall clock jumped; ages prove nothing")
             )
         self._observer.keep_clock()
+
+    def _tell_outside(self, world: World) -> None:
+        """Nothing else of a tick speaks of what the settings have lost, and it costs money."""
+        found = {wait.subject: wait.reason for wait in outside(world, self._policy)}
+        for name in self._outside - found.keys():
+            self._remarks.over(name)
+        for name, reason in found.items():
+            self._remarks.tell(name, reason)
+        self._outside = set(found)
 
     def _release(self, report: Report) -> None:
         """A node that registered proves that its pool's instances become nodes."""

@@ -70,20 +70,27 @@ def _scaled(draft: Draft) -> list[Action]:
     return draft.actions
 
 
-def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:
-    """What this plan says nothing about."""
+def outside(world: World, policy: FleetPolicy) -> list[Wait]:
+    """Rows whose pool or provider is not in the settings any more: their instances run, and cost, without an end."""
     pools = {pool.name for pool in policy.pools}
-    waits = [
-        Wait(f"provider {name}", f"nothing is concluded or changed there: {view.problem}")
-        for name, view in sorted(world.providers.items())
-        if view.instances is None and not view.is_resting
-    ]
+    waits: list[Wait] = []
     for intent in world.intents:
         if intent.provider not in world.providers:
             waits.append(Wait(intent.name, f"its provider {intent.provider} is not in the settings; it is left alone"))
         elif intent.pool not in pools:
-            waits.append(Wait(intent.name, f"its pool {intent.pool} is not in the settings; it is not scaled"))
+            why = f"its pool {intent.pool} is not in the settings; it is not scaled, and runs on until that is there"
+            waits.append(Wait(intent.name, f"{why} again (max = 0 lets it go once it is idle)"))
     return waits
+
+
+def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:
+    """What this plan says nothing about."""
+    blind = [
+        Wait(f"provider {name}", f"nothing is concluded or changed there: {view.problem}")
+        for name, view in sorted(world.providers.items())
+        if view.instances is None and not view.is_resting
+    ]
+    return [*blind, *outside(world, policy)]
 
 
 def _retries(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> list[Action]:

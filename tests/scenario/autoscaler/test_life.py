@@ -1,6 +1,7 @@
 """The life of a fleet, each test one story in virtual time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -263,3 +264,23 @@ def test_a_jump_of_the_clock_deletes_nothing(tmp_path: Path) -> None:
     assert len(fleet.cloud.created) == 2
     assert fleet.states() == ["ready", "ready"]
     assert "delete" not in fleet.cloud.calls
+
+
+def test_an_instance_whose_pool_is_renamed_is_pointed_out_until_the_name_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(tmp_path, pool(min=1))
+    fleet.until(lambda: fleet.states() == ["ready"])
+    (name,) = [intent.name for intent in fleet.journal.open_intents()]
+    before = fleet.policy
+    fleet.policy = replace(before, pools=(pool(name="renamed"),))
+    fleet.restart()
+    for _ in range(100):
+        fleet.tick()
+    (told,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{name}: ")]
+    assert "its pool cpu is not in the settings" in told
+    assert fleet.states() == ["ready"]
+
+    fleet.policy = replace(before, pools=(pool(),))
+    fleet.restart()
+    fleet.until(lambda: not fleet.cloud.machines)
