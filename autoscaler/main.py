@@ -134,13 +134,14 @@ def locked(settings: AutoscalerSettings) -> Iterator[None]:
     Raises:
         StartError: another one has it, or its directory cannot be used.
     """
-    try:
-        with lock.held(settings.lock):
-            yield
-    except lock.LockedError as error:
-        raise StartError(str(error)) from error
-    except PermissionError as error:
-        raise StartError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(settings.lock))
+        except lock.LockedError as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            raise StartError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
+        yield
 
 
 def running(settings: AutoscalerSettings) -> str | None:

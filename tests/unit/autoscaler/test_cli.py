@@ -56,6 +56,7 @@ def token(tmp_path: Path) -> None:
         ("root = ", "rot = ", "provider local: local: root: Field required; rot: Extra inputs are not permitted"),
         ('provider = "local"', 'provider = "local"\nmox = 1', "pools.0.mox: Extra inputs are not permitted"),
         ('gateway_url = "http', 'gateway_url = "ftp', "gateway_url: String should match pattern"),
+        ('state_dir = "{root}/as"', 'state_dir = "{root}/token"', "/token cannot be used: [Errno "),
         ("[providers.local]", 'database_url = "sqlite:////proc/no.db"\n[providers.local]', "the journal "),
     ],
 )
