@@ -237,12 +237,15 @@ def read_journal(settings: AutoscalerSettings) -> Journal:
 
 def _token(settings: AutoscalerSettings) -> str:
     try:
-        token = settings.token_file.read_text().strip()
+        token = settings.token_file.read_text(errors="replace").strip()
     except OSError as error:
         why = f"{settings.token_file}: {error.strerror}; put an operator token into it"
         raise StartError(f"token_file: {why}") from error
     if not token:
         raise StartError(f"token_file: {settings.token_file} is empty; put an operator token into it")
+    if not (token.isascii() and token.isprintable()):
+        # As a header it would break every call, and with it every tick.
+        raise StartError(f"token_file: {settings.token_file} holds no token, or more than one; put one into it")
     return token
 
 

@@ -69,6 +69,12 @@ def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
     assert "is empty; put an operator token into it" in failure(tmp_path, GOOD)
 
 
+@pytest.mark.parametrize("content", [b"one\ntwo\n", "t\u2713ken".encode(), b"\xff\xfe"])
+def test_a_token_file_that_holds_no_token_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    assert f"{tmp_path}/token holds no token, or more than one" in failure(tmp_path, GOOD)
+
+
 @pytest.mark.parametrize("command", ["run", "plan", "status", "pools"])
 def test_a_pool_that_wants_gpus_where_there_are_none_is_refused(tmp_path: Path, command: str) -> None:
     text = GOOD + '[[pools]]\nname = "gpu"\nprovider = "local"\ngpus = 1\n'
