@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -35,7 +35,8 @@ ConfigOption = Annotated[
     ),
 ]
 BillingOption = Annotated[
-    Billing | None, typer.Option(help="How every provider charges; left out, as the settings say.")
+    Literal["per_second", "hourly_round_up"] | None,
+    typer.Option(help="How every provider charges; left out, as the settings say."),
 ]
 ChartOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw demand, capacity and cost over time (SVG).")
@@ -59,7 +60,7 @@ def simulate(
             summary, seconds = play(
                 trace_name,
                 config or _settings_of(trace_name),
-                billing=billing,
+                billing=Billing(billing) if billing is not None else None,
                 chart=chart,
                 on_look=lambda each: status.update(_progress(each)),
             )

@@ -36,7 +36,7 @@ POLL_SECONDS: Final = 5.0
 
 @bootstrap_app.command("ucloud")
 def ucloud(
-    config: Annotated[Path, typer.Option(help="TOML with `deployment` and the table `[providers.ucloud]`.")],
+    config: Annotated[Path, typer.Option(help="TOML with `deployment` and the table `\\[providers.ucloud]`.")],
     product: Annotated[str, typer.Option(help="Product of the machine, e.g. cpu-amd-zen5-4-vcpu.")] = "",
     image: Annotated[str, typer.Option(help="Virtual machine application and version.")] = "vm-ubuntu/24.04",
     location: Annotated[str, typer.Option(help="Who sells the product.")] = "ucloud",

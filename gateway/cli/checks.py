@@ -66,6 +66,21 @@ def package_names(owners: dict[str, list[str]] | None = None) -> Check:
 def port(host: str, number: int) -> Check:
     """Whether the gateway can listen there, or already does."""
     name = f"port {number}"
+    error = refusal_to_listen(host, number)
+    if error is None:
+        return Check(name=name, verdict=Verdict.OK, found=f"free on {host}")
+    if _gateway_answers(host, number):
+        return Check(name=name, verdict=Verdict.OK, found=f"a gateway answers on {host}")
+    return Check(
+        name=name,
+        verdict=Verdict.ERROR,
+        found=f"{host}: {error.strerror or error}",
+        cure="end what listens there (ss -ltnp), or choose another: sandboxes up --port N",
+    )
+
+
+def refusal_to_listen(host: str, number: int) -> OSError | None:
+    """Why the kernel lets nobody listen there; ``None`` when it does."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the server does: a port that only waits out old connections is free.
@@ -73,15 +88,8 @@ def port(host: str, number: int) -> Check:
         try:
             probe.bind((host, number))
         except OSError as error:
-            if _gateway_answers(host, number):
-                return Check(name=name, verdict=Verdict.OK, found=f"a gateway answers on {host}")
-            return Check(
-                name=name,
-                verdict=Verdict.ERROR,
-                found=f"{host}: {error.strerror or error}",
-                cure="end what listens there (ss -ltnp), or choose another: sandboxes up --port N",
-            )
-    return Check(name=name, verdict=Verdict.OK, found=f"free on {host}")
+            return error
+    return None
 
 
 def _gateway_answers(host: str, number: int) -> bool:

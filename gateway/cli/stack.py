@@ -15,6 +15,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.cli import engine, itself
+from gateway.cli.checks import refusal_to_listen
 from gateway.cli.failure import CommandFailed
 from gateway.cli.layout import Layout, write_private
 from gateway.cli.leftovers import Marks
@@ -66,6 +67,7 @@ class Stack:
 
     def __init__(self, layout: Layout, port: int, say: Say) -> None:
         self._layout = layout
+        self._port = port
         self._say = say
         self._supervisor = Supervisor(say)
         self._supervisor.catch_signals()
@@ -87,6 +89,7 @@ class Stack:
             CommandFailed: something is missing or did not start, in one sentence.
         """
         self._refuse_another_url()
+        self._refuse_a_taken_port()
         self._ask_doctor()
         self._start_engine()
         self._make_tokens()
@@ -109,6 +112,14 @@ class Stack:
             raise CommandFailed(
                 f"an earlier start over {self._layout.root} was killed, and its node still serves {earlier};"
                 f" start with --port {earlier.rpartition(':')[2]} to take it over"
+            )
+
+    def _refuse_a_taken_port(self) -> None:
+        """A gateway of an earlier start cannot be there any more, so whatever listens is somebody else's."""
+        if (error := refusal_to_listen(HOST, self._port)) is not None:
+            raise CommandFailed(
+                f"port {self._port} of {HOST}: {error.strerror or error}; end what listens there (ss -ltnp), or choose"
+                " another: sandboxes up --port N"
             )
 
     def _ask_doctor(self) -> None:

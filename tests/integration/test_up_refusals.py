@@ -13,6 +13,7 @@ import pytest
 from gateway.cli import leftovers
 from gateway.cli.demo import free_port
 from gateway.cli.layout import Layout, held
+from tests.fakes.gateway_process import gateway_process, new_token
 from tests.stack import state
 
 pytestmark = pytest.mark.engine
@@ -49,6 +50,15 @@ def test_a_port_that_is_taken(layout: Layout) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         said = refusal(layout.root, "--port", str(number))
+    assert f"port {number}" in said
+    assert "--port" in said
+
+
+def test_a_port_on_which_the_gateway_of_somebody_else_answers(layout: Layout, tmp_path: Path) -> None:
+    new_token(tmp_path, "operator")
+    with gateway_process(tmp_path) as other:
+        number = other.url.rpartition(":")[2]
+        said = refusal(layout.root, "--port", number)
     assert f"port {number}" in said
     assert "--port" in said
 

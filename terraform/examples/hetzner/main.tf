@@ -31,6 +31,12 @@ module "fleet" {
   object_storage = var.object_storage
   labels         = { team = "agents" }
 
+  # What all workers together may cost; nothing is ordered that could lead beyond it.
+  autoscaler_settings = {
+    max_hourly  = var.max_hourly
+    max_monthly = var.max_monthly
+  }
+
   pools = [
     {
       name = "cpu"

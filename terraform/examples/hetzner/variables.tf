@@ -10,7 +10,7 @@ variable "ssh_public_key" {
 }
 
 variable "admin_cidrs" {
-  description = "Networks from which the operator comes."
+  description = "Networks from which the operator comes, such as [\"203.0.113.7/32\"]."
   type        = list(string)
 }
 
@@ -22,6 +22,18 @@ variable "wheel_url" {
 variable "wheel_sha256" {
   description = "SHA-256 of that wheel, in hex."
   type        = string
+}
+
+variable "max_hourly" {
+  description = "Euro an hour, net, that all workers together may cost at most."
+  type        = string
+  default     = "1.50"
+}
+
+variable "max_monthly" {
+  description = "Euro a calendar month, net, that all workers together may cost at most."
+  type        = string
+  default     = "300"
 }
 
 variable "protect" {

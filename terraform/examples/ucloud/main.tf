@@ -52,6 +52,12 @@ module "render" {
     }
   }
   pools = var.pools
+
+  # What all nodes together may cost, where the caps are set.
+  autoscaler_settings = {
+    max_hourly  = var.max_hourly
+    max_monthly = var.max_monthly
+  }
 }
 
 # What the first apply writes: the script to upload, and the settings for the command.

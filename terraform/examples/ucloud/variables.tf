@@ -63,6 +63,18 @@ variable "wheel_sha256" {
   type        = string
 }
 
+variable "max_hourly" {
+  description = "Euro an hour that all nodes together may cost at most; null for no cap. With a cap, products without a known price are never ordered."
+  type        = string
+  default     = null
+}
+
+variable "max_monthly" {
+  description = "Euro a calendar month that all nodes together may cost at most; null for no cap."
+  type        = string
+  default     = null
+}
+
 variable "pools" {
   description = "The autoscaler's [[pools]]; provider is ucloud."
   type        = any

@@ -59,7 +59,7 @@ output "next_steps" {
     [
       "# 1. Bring the cloud's token; the autoscaler starts when it is there.",
       "ssh root@${hcloud_primary_ip.gateway.ip_address} 'install -m 0600 -o sandbox-autoscaler /dev/stdin ${local.secret_file}' < hcloud.token",
-      "# 2. Take a client's token.",
+      "# 2. Take a client's token; clients set UCLOUD_SANDBOX_URL=${module.render.public_url}",
       "ssh root@${hcloud_primary_ip.gateway.ip_address} cat /var/lib/sandbox-fleet/tokens/client",
     ],
     module.render.ca_file == null ? [] : [

@@ -36,6 +36,10 @@ run "plans" {
     error_message = "both pools reach the settings"
   }
   assert {
+    condition     = strcontains(output.autoscaler_toml, "max_hourly = \"1.50\"") && strcontains(output.autoscaler_toml, "max_monthly = \"300\"")
+    error_message = "the caps in euro reach the settings"
+  }
+  assert {
     condition     = output.public_url == "https://192.0.2.10"
     error_message = "clients are told the address"
   }
