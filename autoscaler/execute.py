@@ -137,7 +137,7 @@ class Executor:
             case Sweep():
                 self._sweep(action)
             case Forget():
-                self._gateway.remove_node(action.node_id)
+                self._gateway.remove_node(action.node_id, machine_gone=True)
                 self._journal.record(self._clock.now(), action.node_id, "forgotten", action.reason)
 
     # -- drain and stop -----------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Gateway(Protocol):
     def drain(self, node_id: str, draining: bool = True) -> NodeRecord:
         """Closes or opens a node."""
 
-    def remove_node(self, node_id: str) -> NodeRecord:
+    def remove_node(self, node_id: str, *, machine_gone: bool = False) -> NodeRecord:
         """Forgets a node."""
 
     def bundle(self) -> BundleManifest:

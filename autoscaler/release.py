@@ -120,7 +120,7 @@ def forget(gateway: Gateway, names: frozenset[str]) -> list[str]:
         return [f"the gateway was not told: {error}"]
     for node in gone:
         try:
-            gateway.remove_node(node.id)
+            gateway.remove_node(node.id, machine_gone=True)
         except (GatewayError, GatewayUnreachableError) as error:
             problems.append(f"node {node.id}: {error}")
     return problems

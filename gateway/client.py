@@ -196,9 +196,15 @@ class GatewayClient:
         path = f"/v1/nodes/{quote(node_id, safe='')}/drain"
         return self._retried("POST", path, NodeEnvelope, body=DrainRequest(draining=draining)).node
 
-    def remove_node(self, node_id: str) -> NodeRecord:
-        """Forgets a node that holds nothing.  A second try after a lost answer finds it gone: ``node_not_found``."""
-        return self._retried("DELETE", f"/v1/nodes/{quote(node_id, safe='')}", NodeEnvelope).node
+    def remove_node(self, node_id: str, *, machine_gone: bool = False) -> NodeRecord:
+        """Forgets a node that holds nothing.  A second try after a lost answer finds it gone: ``node_not_found``.
+
+        Args:
+            node_id: the node.
+            machine_gone: the cloud has proved that its machine is no more: once it is silent, what it held is lost.
+        """
+        query = [("machine_gone", "true")] if machine_gone else []
+        return self._retried("DELETE", f"/v1/nodes/{quote(node_id, safe='')}", NodeEnvelope, query=query).node
 
     def demand(self) -> Demand:
         """What waits for capacity now."""

@@ -141,7 +141,7 @@ class SimulatedGateway:
             self._place([host])
         return self._record(host)
 
-    def remove_node(self, node_id: str) -> NodeRecord:
+    def remove_node(self, node_id: str, *, machine_gone: bool = False) -> NodeRecord:
         """Forgets a node."""
         record = self._record(self._host(node_id))
         self._drop(node_id)

@@ -1,9 +1,12 @@
 """Nodes: join tokens, registration, heartbeats, list, drain and removal."""
 
-from fastapi import Request
+from typing import Annotated
+
+from fastapi import Query, Request
 
 from gateway.auth import JOIN_TOKEN
 from gateway.routes.context import Context, NodePath, new_router
+from gateway.routes.queries import RemoveNodeQuery
 from gateway.wire.nodes import (
     DrainRequest,
     Heartbeat,
@@ -50,6 +53,6 @@ async def drain_node(node_id: NodePath, edge: Context, body: DrainRequest | None
 
 
 @router.delete("/v1/nodes/{node_id}")
-async def remove_node(node_id: NodePath, edge: Context) -> NodeEnvelope:
-    """Forget a node that holds nothing."""
-    return await edge.services.nodes.remove(node_id)
+async def remove_node(node_id: NodePath, query: Annotated[RemoveNodeQuery, Query()], edge: Context) -> NodeEnvelope:
+    """Forget a node that holds nothing, or whose machine is no more; what it held then is lost."""
+    return await edge.services.nodes.remove(node_id, machine_gone=query.machine_gone)

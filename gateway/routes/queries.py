@@ -74,6 +74,13 @@ class StreamQuery(Query):
     after: Count = 0
 
 
+class RemoveNodeQuery(Query):
+    """What is known of the node's machine."""
+
+    machine_gone: bool = False
+    """The cloud has proved that the machine is no more; with its silence that is enough, whatever it held."""
+
+
 class LogQuery(Query):
     """Which piece of which output."""
 

@@ -134,13 +134,19 @@ class NodeService:
         self._rim.dispatcher.wake()
         return envelope
 
-    async def remove(self, node_id: str) -> NodeEnvelope:
-        """Forgets a node and its credential.
+    async def remove(self, node_id: str, *, machine_gone: bool = False) -> NodeEnvelope:
+        """Forgets a node and its credential; sandboxes that it held are lost.
+
+        Args:
+            node_id: the node.
+            machine_gone: the cloud has proved that its machine is no more.  A node that is heard of all the same is
+                kept: then the cloud, or whoever changed labels there, is not to be believed.
 
         Raises:
-            ApiError: ``NODE_NOT_FOUND``; ``CONFLICT`` while it holds live sandboxes and is not lost.
+            ApiError: ``NODE_NOT_FOUND``; ``CONFLICT`` while it holds live sandboxes and is neither lost nor, with its
+                machine gone, unreachable.
         """
-        envelope = await self._rim.ledger.commit(lambda session: self._remove(session, node_id))
+        envelope = await self._rim.ledger.commit(lambda session: self._remove(session, node_id, machine_gone))
         self._tokens.forget()
         self._rim.routes.forget_node(node_id)
         self._silence.forget(node_id)
@@ -223,13 +229,15 @@ class NodeService:
 
     # -- removal ------------------------------------------------------------------------------------------------------
 
-    def _remove(self, session: Session, node_id: str) -> Written[NodeEnvelope]:
+    def _remove(self, session: Session, node_id: str, machine_gone: bool) -> Written[NodeEnvelope]:
         node = _known(session, node_id)
         live = [row.id for row in sandboxes.on_node(session, node_id) if row.state in LIVE]
-        if live and node.state is not NodeState.LOST:
+        given_up = {NodeState.LOST, NodeState.UNREACHABLE} if machine_gone else {NodeState.LOST}
+        if live and node.state not in given_up:
+            cure = "it is still heard of" if machine_gone else "drain it and delete them first"
             raise ApiError(
                 ErrorCode.CONFLICT,
-                f"node {node_id} holds {len(live)} live sandboxes, e.g. {live[0]}; drain it and delete them first",
+                f"node {node_id} holds {len(live)} live sandboxes, e.g. {live[0]}; {cure}",
                 retryable=False,
             )
         changed = give_up(session, node_id, self._rim.new_id, self._rim.clock)

@@ -147,8 +147,8 @@ class FakeServices:
         self._note("drain", (node_id, draining))
         return NodeEnvelope(node=node_record())
 
-    async def remove(self, node_id: str) -> NodeEnvelope:
-        self._note("remove", node_id)
+    async def remove(self, node_id: str, *, machine_gone: bool = False) -> NodeEnvelope:
+        self._note("remove", (node_id, machine_gone))
         return NodeEnvelope(node=node_record())
 
     # -- capacity --

@@ -102,10 +102,11 @@ class FakeGateway:
         self._answered("drain")
         return self.records[node_id]
 
-    def remove_node(self, node_id: str) -> NodeRecord:
+    def remove_node(self, node_id: str, *, machine_gone: bool = False) -> NodeRecord:
         self._answer("remove_node")
         record = self._record(node_id)
-        if record.sandboxes and record.state is not NodeState.LOST:
+        given_up = {NodeState.LOST, NodeState.UNREACHABLE} if machine_gone else {NodeState.LOST}
+        if record.sandboxes and record.state not in given_up:
             raise _refusal(ErrorCode.CONFLICT, f"node {node_id} holds sandboxes")
         for sandbox in [s for s, (node, _) in self.placed.items() if node == node_id]:
             del self.placed[sandbox]

@@ -282,6 +282,19 @@ async def test_a_node_is_removed_only_when_nothing_lives_there(here: World) -> N
     assert caught.value.code is ErrorCode.NODE_NOT_FOUND
 
 
+async def test_a_silent_node_whose_machine_is_gone_is_removed_with_what_it_held(here: World) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec())
+    with pytest.raises(ApiError) as caught:
+        await here.services.nodes.remove(node.node_id, machine_gone=True)
+    assert "still heard of" in caught.value.message
+    await grow_silent(here, N.UNREACHABLE)
+    with pytest.raises(ApiError):
+        await here.services.nodes.remove(node.node_id)
+    await here.services.nodes.remove(node.node_id, machine_gone=True)
+    assert await here.state("a") is S.LOST
+
+
 async def test_idle_since_is_the_moment_at_which_the_last_sandbox_left(here: World) -> None:
     node = await here.join()
     assert (await here.services.nodes.all()).nodes[0].idle_since is not None

@@ -105,7 +105,13 @@ CALLS: dict[str, tuple[Callable[[GatewayClient], Any], str, str, Any, bool]] = {
     ),
     "nodes": (lambda c: c.nodes(), "GET", "/v1/nodes", {"nodes": []}, True),
     "drain": (lambda c: c.drain("n", False), "POST", "/v1/nodes/n/drain", NODE, True),
-    "remove_node": (lambda c: c.remove_node("n"), "DELETE", "/v1/nodes/n", NODE, True),
+    "remove_node": (
+        lambda c: c.remove_node("n", machine_gone=True),
+        "DELETE",
+        "/v1/nodes/n",
+        NODE,
+        True,
+    ),
     "demand": (
         lambda c: c.demand(),
         "GET",
@@ -164,6 +170,15 @@ def test_what_is_sent(server: Server, url: str, name: str) -> None:
     assert seen.headers["authorization"] == "Bearer secret"
     assert ("content-type" in seen.headers) == bool(seen.body)
     assert not seen.body or seen.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("known", "query"), [(False, {}), (True, {"machine_gone": "true"})])
+def test_that_a_machine_is_gone_is_told_only_where_it_is_known(
+    server: Server, url: str, known: bool, query: dict[str, str]
+) -> None:
+    server.replies = [json_reply(NODE)]
+    GatewayClient(url, "t").remove_node("n", machine_gone=known)
+    assert [seen.query for seen in server.seen] == [query]
 
 
 @pytest.mark.parametrize("name", list(CALLS))
