@@ -234,7 +234,7 @@ def test_a_gateway_that_never_answers_holds_up_neither_ticks_nor_the_end(scaled:
     scaled.configure(least=1, gateway=deaf)
     process = scaled.start()
     silence = "it has not answered within"
-    until(lambda: (scaled.directory / "as.log").read_text().count(silence) >= 2, "two ticks have ended")
+    until(lambda: silence in (scaled.directory / "as.log").read_text(), "a tick has ended in spite of it")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     assert len(scaled.instances()) == 1, "nothing was concluded"
