@@ -20,10 +20,10 @@ doctor: python  ## what this machine has, what it lacks, and the cure
 	@$(VENV)/sandboxes doctor $(ARGS)
 
 test: python engines borrow  ## all tests but the long ones (root; real engines)
-	@$(VENV)/python -m pytest -q -m 'not soak' -n 3 --dist loadfile $(ARGS)
+	@$(VENV)/python -m pytest -q -m 'not soak' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: python borrow  ## the tests that need neither root nor engines
-	@$(VENV)/python -m pytest -q -m 'not soak and not engine' -n 2 --dist loadfile $(ARGS)
+	@$(VENV)/python -m pytest -q -m 'not soak and not engine' -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: python tools  ## format, lint, types, import arrows, shell scripts
 	@$(VENV)/ruff format --check --quiet . || { echo 'run: make format' >&2; exit 1; }

@@ -160,8 +160,8 @@ def test_the_command_prints_figures_json_and_a_chart(tmp_path: Path) -> None:
     assert refused.exit_code == 1
     assert "only SVG" in refused.output
     prepaid = CliRunner().invoke(app, ["simulate", *files, "--billing", "prepaid"])
-    assert prepaid.exit_code == 1
-    assert "choose per_second or hourly_round_up" in prepaid.output
+    assert prepaid.exit_code == 2
+    assert "hourly_round_up" in prepaid.output
     mine = CliRunner().invoke(app, ["simulate", *files[:2]])
     assert mine.exit_code == 1
     assert "--config is missing" in mine.output
