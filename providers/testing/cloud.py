@@ -224,6 +224,10 @@ class FakeCloud:
             found.setdefault(machine.operation, []).append(key)
         return found
 
+    def under_way(self) -> set[str]:
+        """Operations whose instance appears only later."""
+        return {want.operation_id for _, want in self._late}
+
     def of_order(self, want: Create) -> Machine | None:
         """What an order has made already, even if it has ended."""
         for machine in (*self.indexed(), *self.ended.values()):

@@ -75,6 +75,8 @@ class Audit:
     step: Callable[[str], None] | None = None
     failing: int = 0
     strays: set[str] = field(default_factory=set)
+    forgotten: set[str] = field(default_factory=set)
+    """Operations that were under way when a journal was lost: what comes of them is known by its labels only."""
     born: dict[str, datetime] = field(default_factory=dict)
     """When each operation was first in the journal: from there on it has its time to start."""
     sent: set[str] = field(default_factory=set)
@@ -115,7 +117,7 @@ class Audit:
                 must(1, bool(operation), f"{machines} carry no operation")
                 must(1, len(machines) == 1, f"operation {operation} has {machines}")
             for machine in cloud.machines.values():
-                is_known = machine.operation in known or machine.instance.id in self.strays
+                is_known = machine.operation in known | self.forgotten or machine.instance.id in self.strays
                 must(2, is_known or machine.gone_at is not None, f"{machine.instance.name} has no row")
             must(9, cloud.rate_refusals == 0, f"{cloud.caps.calls_per_hour} calls an hour were not enough")
         self._changes(rows)
@@ -265,7 +267,8 @@ class Audit:
     def forgets_all(self) -> None:
         """The journal is lost: what is there is known by its labels only, and comes back as it is found."""
         self.strays |= {machine.instance.id for machine in self.machines()}
-        self.rows_over += sum(1 for _ in self.machines())
+        self.forgotten |= {operation for cloud in self.fleet.clouds.values() for operation in cloud.under_way()}
+        self.rows_over += sum(1 for _ in self.machines()) + len(self.forgotten)
         self.has_forgotten = True
         self.is_bookkept = False
         self.states.clear()

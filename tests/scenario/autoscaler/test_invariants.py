@@ -24,6 +24,17 @@ ONCE: tuple[list[Happening], ...] = (
     [("ask", ("big", 3)), ("amnesia", None), ("wait", 1)],
     # The clock jumps while an order is under way whose answer was lost: it was sent again too soon.
     [("delay", 29), ("finish", 0), ("ask", ("gpu", 1)), ("skew", 2203), ("wait", 12)],
+    # A lost journal, while an order is under way whose answer was lost.
+    [
+        ("ask", ("big", 1)),
+        ("down", ("east", 6)),
+        ("crash", 14),
+        ("ask", ("big", 1)),
+        ("down", ("east", 1)),
+        ("wait", 3),
+        ("delay", 0),
+        ("amnesia", None),
+    ],
     # A node of an older order has the name of what boots.
     [("wait", 2), ("ask", ("gpu", 1)), ("wait", 1), ("namesake", 0), ("wait", 8)],
 )
