@@ -24,6 +24,7 @@ DISTRIBUTION: Final = "sandbox-fleet"
 LEAST_DISK: Final = 512 * MIB  # below this the database and the first image have no room
 COMFORTABLE_DISK: Final = 10 * 1024 * MIB
 PROBE_SECONDS: Final = 2.0
+PORT_CURE: Final = "end what listens there (ss -ltnp), or choose another: sandboxes up --port N"
 
 
 def python_version(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
@@ -75,7 +76,7 @@ def port(host: str, number: int) -> Check:
         name=name,
         verdict=Verdict.ERROR,
         found=f"{host}: {error.strerror or error}",
-        cure="end what listens there (ss -ltnp), or choose another: sandboxes up --port N",
+        cure=PORT_CURE,
     )
 
 

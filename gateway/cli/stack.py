@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.cli import engine, itself
-from gateway.cli.checks import refusal_to_listen
+from gateway.cli.checks import PORT_CURE, refusal_to_listen
 from gateway.cli.failure import CommandFailed
 from gateway.cli.layout import Layout, write_private
 from gateway.cli.leftovers import Marks
@@ -117,10 +117,7 @@ class Stack:
     def _refuse_a_taken_port(self) -> None:
         """A gateway of an earlier start cannot be there any more, so whatever listens is somebody else's."""
         if (error := refusal_to_listen(HOST, self._port)) is not None:
-            raise CommandFailed(
-                f"port {self._port} of {HOST}: {error.strerror or error}; end what listens there (ss -ltnp), or choose"
-                " another: sandboxes up --port N"
-            )
+            raise CommandFailed(f"port {self._port} of {HOST}: {error.strerror or error}; {PORT_CURE}")
 
     def _ask_doctor(self) -> None:
         self._say("looking at this machine")
