@@ -16,11 +16,11 @@ from typing import Final
 
 import docker
 
-from gateway.cli import engine, leftovers
-from gateway.cli.demo import free_port
-from gateway.cli.layout import Layout
 from gateway.client import GatewayClient
 from node_agent.settings import tag_of
+from sandboxes.local import dockerd, residue
+from sandboxes.local.demo import free_port
+from sandboxes.local.state_dir import Layout
 from ucloud_sandboxes_sdk import SandboxClient
 
 UP_SECONDS: Final = 120.0
@@ -82,7 +82,7 @@ def pids_of(root: Path, daemon: str) -> list[int]:
             place = command + (entry / "environ").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if "gateway.cli" + WORDS[daemon] in command and f"{root}/" in place and "setpriv" not in command:
+        if "sandboxes" + WORDS[daemon] in command and f"{root}/" in place and "setpriv" not in command:
             found.append(int(entry.name))
     return found
 
@@ -98,7 +98,7 @@ def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
 def start(layout: Layout, port: int, *, ready: bool = True) -> Up:
     """Starts ``sandboxes up`` and returns when it says that it is up, or at once with ``ready=False``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", "up", "--state-dir", str(layout.root), "--port", str(port)],
+        [sys.executable, "-m", "sandboxes", "up", "--state-dir", str(layout.root), "--port", str(port)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -125,15 +125,15 @@ def start(layout: Layout, port: int, *, ready: bool = True) -> Up:
     return made
 
 
-def marks(layout: Layout) -> leftovers.Marks:
+def marks(layout: Layout) -> residue.Marks:
     """What everything of this service is marked with, as long as its nodes' directories are there."""
     return (str(layout.root), *(tag_of(home / "node") for home in layout.instances.iterdir()))
 
 
-def assert_nothing_left(looked_for: leftovers.Marks) -> None:
+def assert_nothing_left(looked_for: residue.Marks) -> None:
     """Fails when the machine still has something that carries one of the marks, other than the state directory."""
     there = f"{looked_for[0]}/"  # the state directory itself is the test's to remove
-    found = leftovers.settled((there, *looked_for[1:]))
+    found = residue.settled((there, *looked_for[1:]))
     found["file or directory"] = [name for name in found["file or directory"] if name != there]
     assert not any(found.values()), {kind: names for kind, names in found.items() if names}
 
@@ -141,9 +141,9 @@ def assert_nothing_left(looked_for: leftovers.Marks) -> None:
 def release(layout: Layout) -> None:
     """Ends what a test that failed between two starts has left: nodes that nobody would take over."""
     if layout.instances.is_dir() and any(layout.instances.iterdir()):
-        command = [sys.executable, "-m", "gateway.cli", "autoscaler", "release"]
+        command = [sys.executable, "-m", "sandboxes", "autoscaler", "release"]
         subprocess.run([*command, "--config", str(layout.root / "autoscaler.toml")], timeout=200, check=False)
-    engine.end(layout.docker / "dockerd.pid", 30)
+    dockerd.end(layout.docker / "dockerd.pid", 30)
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def state() -> Iterator[Layout]:
     try:
         yield Layout(root)
     finally:
-        if not list(leftovers.mounts((str(root),))):
+        if not list(residue.mounts((str(root),))):
             shutil.rmtree(root)
 
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from providers.base import SettingsError
 
-NODE_COMMAND: Final = (sys.executable, "-m", "gateway.cli", "node", "run", "--config", "${dir}/node.toml")
-CLEANUP_COMMAND: Final = (sys.executable, "-m", "gateway.cli", "node", "cleanup", "--root", "${dir}/node")
+NODE_COMMAND: Final = (sys.executable, "-m", "sandboxes", "node", "run", "--config", "${dir}/node.toml")
+CLEANUP_COMMAND: Final = (sys.executable, "-m", "sandboxes", "node", "cleanup", "--root", "${dir}/node")
 
 
 class LocalSettings(BaseModel):

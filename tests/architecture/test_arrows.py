@@ -26,7 +26,7 @@ def test_every_import_contract_is_kept() -> None:
     [
         ("gateway.wire.nodes", ["fastapi", "starlette", "sqlmodel", "aiohttp", "requests", "typer"]),
         ("gateway.client", ["fastapi", "starlette", "sqlmodel", "aiohttp"]),
-        ("gateway.cli.root", ["fastapi", "starlette", "sqlmodel", "aiohttp", "docker", "apscheduler"]),
+        ("sandboxes.app", ["fastapi", "starlette", "sqlmodel", "aiohttp", "docker", "apscheduler"]),
         ("providers.base", ["gateway", "pydantic", "requests"]),
         ("ucloud_sandboxes_sdk", ["gateway", "node_agent", "autoscaler", "providers", "fastapi", "pydantic"]),
     ],

@@ -7,9 +7,9 @@ import pytest
 from typer.main import get_command
 
 from docs import settings
-from gateway.cli.root import COMMANDS, application
 from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, NodeState, SandboxState
+from sandboxes.app import COMMANDS, application
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gateway.cli.engine import DEFAULT_SOCKET
 from node_agent.images import CACHE, test_image
+from sandboxes.local.dockerd import DEFAULT_SOCKET
 from tests.bench import measures, plan, report
 from tests.bench.contenders import Contender, Docker, Runsc, Service
 from tests.bench.figures import SERVICE, Measure

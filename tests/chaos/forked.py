@@ -13,14 +13,14 @@ import sys
 from dataclasses import replace
 
 import autoscaler.main
-import gateway.cli
 import providers.hetzner
+import sandboxes
 from autoscaler import preparing
 from autoscaler.core.model import FleetPolicy
 from autoscaler.settings import AutoscalerSettings
 from providers.ucloud import UCloudProvider
 
-LOADED = (autoscaler.main, gateway.cli, providers.hetzner)
+LOADED = (autoscaler.main, sandboxes, providers.hetzner)
 
 
 def main(speed: float) -> None:
@@ -53,7 +53,7 @@ def run(words: list[str]) -> None:
     sys.argv = ["sandboxes", *words]
     status = 1
     try:
-        runpy.run_module("gateway.cli", run_name="__main__", alter_sys=True)
+        runpy.run_module("sandboxes", run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import docker
 import pytest
 
-from gateway.cli import leftovers
+from sandboxes.local import residue
 from tests.engines.dockerd import Daemon, private_daemon
 from tests.engines.images import TestImages, import_images
 
@@ -32,7 +32,7 @@ def docker_daemon(engines: None) -> Iterator[Daemon]:
         networks = [entry["Name"] for entry in client.networks() if entry["Driver"] == "bridge"]
         client.close()
     assert not daemon.directory.exists()
-    assert list(leftovers.processes((str(daemon.directory),))) == []
+    assert list(residue.processes((str(daemon.directory),))) == []
     assert (containers, networks) == ([], []), "tests left these in Docker"
 
 

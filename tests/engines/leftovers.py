@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from gateway.cli import leftovers
+from sandboxes.local import residue
 
 
 def of_node(root: Path, tag: str) -> list[str]:
     """A line for each thing of that node on this host, found by its root directory or its tag; not its own files."""
-    found = leftovers.find((str(root), tag))
-    return sorted(f"{kind} {thing}" for kind, things in found.items() if kind != leftovers.FILES for thing in things)
+    found = residue.find((str(root), tag))
+    return sorted(f"{kind} {thing}" for kind, things in found.items() if kind != residue.FILES for thing in things)

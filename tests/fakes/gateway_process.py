@@ -18,7 +18,7 @@ _LISTENS = re.compile(r"the gateway listens on (http://\S+)")
 def sandboxes(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """One run of the command line."""
     return subprocess.run(
-        [sys.executable, "-m", "gateway.cli", *words],
+        [sys.executable, "-m", "sandboxes", *words],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
@@ -61,7 +61,7 @@ def gateway_process(
 ) -> Iterator[GatewayProcess]:
     """Runs until the ``with`` block ends; needs a token in the database.  ``environ`` adds to this process's own."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", "gateway", "run", "--port", str(port), "--state-dir", str(state_dir)],
+        [sys.executable, "-m", "sandboxes", "gateway", "run", "--port", str(port), "--state-dir", str(state_dir)],
         cwd=ROOT,
         env={**os.environ, **(environ or {})},
         stdout=subprocess.DEVNULL,

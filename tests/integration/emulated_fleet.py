@@ -83,7 +83,7 @@ class Fleet:
     @contextlib.contextmanager
     def autoscaler(self) -> Iterator[None]:
         """The daemon, until the ``with`` block ends; it must end clean."""
-        command = [sys.executable, "-m", "gateway.cli", "autoscaler", "run", "--config", str(self._config), "--execute"]
+        command = [sys.executable, "-m", "sandboxes", "autoscaler", "run", "--config", str(self._config), "--execute"]
         with (self._directory / "as.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **self._environ}, stdout=log, stderr=log)
         try:

@@ -84,7 +84,7 @@ node = {{ memory_mb = 2048, disk_mb = 4096 }}
         return log.read_text().count("pools, acting") if log.exists() else 0
 
     def start(self) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "gateway.cli", "autoscaler", "run", "--config", str(self.config), "--execute"]
+        command = [sys.executable, "-m", "sandboxes", "autoscaler", "run", "--config", str(self.config), "--execute"]
         with (self.directory / "as.log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         return self.process

@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.cli.engine import DEFAULT_SOCKET
 from node_agent import images
+from sandboxes.local.dockerd import DEFAULT_SOCKET
 from tests.stack import Up, running
 from ucloud_sandboxes_sdk import Image, SandboxHandle, event_bytes
 
@@ -45,7 +45,7 @@ def sandbox(service: Up, image: str) -> Iterator[SandboxHandle]:
 
 
 def cli(service: Up, *words: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    argv = [sys.executable, "-m", "gateway.cli", words[0], "--state-dir", str(service.layout.root), *words[1:]]
+    argv = [sys.executable, "-m", "sandboxes", words[0], "--state-dir", str(service.layout.root), *words[1:]]
     return subprocess.run(argv, input=given, capture_output=True, timeout=120, check=False)
 
 

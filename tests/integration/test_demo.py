@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 def test_it_says_hello_names_the_isolation_and_leaves_nothing(engines: None) -> None:
     before = set(Path("/var/tmp").glob("sbd-*"))
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "demo"],
+        [sys.executable, "-m", "sandboxes", "demo"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

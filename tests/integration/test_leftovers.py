@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import leftovers
+from sandboxes.local import residue
 
 pytestmark = pytest.mark.engine
 
@@ -31,8 +31,8 @@ def root(mark: str, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_nothing_is_found_where_nothing_is(mark: str) -> None:
-    found = leftovers.find((mark,))
-    assert set(found) == set(leftovers.LOOKS)
+    found = residue.find((mark,))
+    assert set(found) == set(residue.LOOKS)
     assert not any(found.values())
 
 
@@ -43,7 +43,7 @@ def test_a_process_is_found_by_its_words_and_by_its_environment(mark: str) -> No
         ) as named,
         subprocess.Popen(["sleep", "60"], env={**os.environ, "PLACE": f"/x/{mark}"}) as told,
     ):
-        found = {line.split()[0] for line in leftovers.processes((mark,))}
+        found = {line.split()[0] for line in residue.processes((mark,))}
         named.kill()
         told.kill()
     assert {str(named.pid), str(told.pid)} <= found
@@ -57,13 +57,13 @@ def test_a_mount_and_its_loop_device(root: Path, mark: str) -> None:
     run("mkfs.ext4", "-q", "-F", str(image))
     run("mount", "-o", "loop", str(image), str(point))
     try:
-        assert list(leftovers.mounts((mark,))) == [str(point)]
-        (device,) = leftovers.loop_devices((mark,))
+        assert list(residue.mounts((mark,))) == [str(point)]
+        (device,) = residue.loop_devices((mark,))
         assert device.endswith(f"over {image}")
     finally:
         run("umount", str(point))
     # A mount namespace that a neighbour made meanwhile holds a copy of the mount for as long as it lives.
-    assert list(leftovers.mounts((mark,))) == []
+    assert list(residue.mounts((mark,))) == []
 
 
 def test_a_namespace_an_interface_and_a_table(mark: str) -> None:
@@ -71,9 +71,9 @@ def test_a_namespace_an_interface_and_a_table(mark: str) -> None:
     run("ip", "netns", "add", f"sb{mark}")
     run("nft", "add", "table", "inet", f"sb{mark}")
     try:
-        assert list(leftovers.network_namespaces((mark,))) == [f"sb{mark}"]
-        assert list(leftovers.interfaces((mark,))) == [f"pe{mark}", f"sb{mark}"]
-        assert list(leftovers.firewall_tables((mark,))) == [f"sb{mark}"]
+        assert list(residue.network_namespaces((mark,))) == [f"sb{mark}"]
+        assert list(residue.interfaces((mark,))) == [f"pe{mark}", f"sb{mark}"]
+        assert list(residue.firewall_tables((mark,))) == [f"sb{mark}"]
     finally:
         run("nft", "delete", "table", "inet", f"sb{mark}")
         run("ip", "link", "del", f"sb{mark}")
@@ -85,11 +85,11 @@ def test_a_control_group(mark: str) -> None:
     group = (base if (base / "cgroup.controllers").exists() else base / "pids") / f"sb-{mark}"
     group.mkdir()
     try:
-        assert list(leftovers.cgroups((mark,))) == [str(group)]
+        assert list(residue.cgroups((mark,))) == [str(group)]
     finally:
         group.rmdir()
 
 
 def test_files_by_path_and_by_name(root: Path, mark: str) -> None:
-    assert list(leftovers.files((str(root),))) == [str(root)]
-    assert list(leftovers.files((mark,))) == [str(root)]
+    assert list(residue.files((str(root),))) == [str(root)]
+    assert list(residue.files((mark,))) == [str(root)]

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from gateway.cli.demo import free_port
+from sandboxes.local.demo import free_port
 from tests.engines.images import import_images
 from tests.stack import DOWN_SECONDS, Up, assert_nothing_left, marks, pids_of, running, start, until
 from ucloud_sandboxes_sdk import Image, SandboxHandle, SandboxSpec

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import leftovers
-from gateway.cli.demo import free_port
-from gateway.cli.layout import Layout, held
+from sandboxes.local import residue
+from sandboxes.local.demo import free_port
+from sandboxes.local.state_dir import Layout, held
 from tests.fakes.gateway_process import gateway_process, new_token
 from tests.stack import state
 
 pytestmark = pytest.mark.engine
 
-UP = [sys.executable, "-m", "gateway.cli", "up"]
+UP = [sys.executable, "-m", "sandboxes", "up"]
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def refusal(root: Path, *options: str, before: tuple[str, ...] = ()) -> str:
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert list(leftovers.processes((f"{root}/",))) == []
-    assert list(leftovers.mounts((f"{root}/",))) == []
+    assert list(residue.processes((f"{root}/",))) == []
+    assert list(residue.mounts((f"{root}/",))) == []
     return errors[0]
 
 

@@ -63,7 +63,7 @@ class Fleet:
     def sandboxes(self, *words: str) -> "subprocess.CompletedProcess[str]":
         """The command line, here, as a client."""
         return subprocess.run(
-            [sys.executable, "-m", "gateway.cli", *words],
+            [sys.executable, "-m", "sandboxes", *words],
             cwd=ROOT,
             env={
                 "UCLOUD_SANDBOX_URL": self.url,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.naming import OPERATION_ALPHABET, OPERATION_LENGTH
-from gateway.cli.bootstrap import order
-from gateway.cli.root import run
 from providers.base import Create, Phase
 from providers.ucloud import UCloudProvider
+from sandboxes.app import run
+from sandboxes.bootstrap.ucloud import order
 from tests.fakes.ucloud.auth import API_TOKEN
 from tests.fakes.ucloud.lab import CPU, FOLDER, Lab, lab
 
@@ -22,7 +22,7 @@ OWN = "fleet-gateway"
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("API", API_TOKEN)
-    monkeypatch.setattr("gateway.cli.bootstrap.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("sandboxes.bootstrap.ucloud.POLL_SECONDS", 0.02)
     with lab() as made:
         yield made
 
@@ -97,8 +97,8 @@ def test_an_ended_machine_asks_for_the_next_generation(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes minutes takes moments."""
-    monkeypatch.setattr("gateway.cli.ordering.POLL_SECONDS", 0.02)
-    monkeypatch.setattr("gateway.cli.ordering.SIGHTINGS_SECONDS", 0.05)
+    monkeypatch.setattr("sandboxes.bootstrap.ordering.POLL_SECONDS", 0.02)
+    monkeypatch.setattr("sandboxes.bootstrap.ordering.SIGHTINGS_SECONDS", 0.05)
     monkeypatch.setattr(UCloudProvider, "caps", replace(UCloudProvider.caps, settle_seconds=0.3))
 
 

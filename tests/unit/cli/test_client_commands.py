@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.cli import client, root
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecRequest
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import ExecStatus
+from sandboxes import app, client
 from tests.fakes.gateway import TOKEN, Gateway, Reply, error, sandbox_record
 from tests.waiting import wait_until
 
@@ -44,7 +44,7 @@ def cli(environment: dict[str, str], capfdbinary: pytest.CaptureFixture[bytes]) 
 
     def call(*words: str) -> tuple[int, bytes, str]:
         capfdbinary.readouterr()
-        code = root.run(list(words))
+        code = app.run(list(words))
         sys.stdout.flush()
         out, err = capfdbinary.readouterr()
         return code, out, err.decode()
@@ -61,7 +61,7 @@ def box(gateway: Gateway) -> str:
 def process(*words: str, **options: Any) -> subprocess.Popen[bytes]:
     """The real program, for what only a process of its own shows."""
     return subprocess.Popen(
-        [sys.executable, "-m", "gateway.cli", *words],
+        [sys.executable, "-m", "sandboxes", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -237,7 +237,7 @@ def test_a_reader_that_leaves_ends_the_command(environment: dict[str, str], gate
 def test_a_wait_is_shown_on_a_terminal(
     environment: dict[str, str], gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("sandboxes.progress.PATIENCE", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     release = threading.Event()
     gateway.next("GET", "/sandboxes", Reply(body=b'{"sandboxes":[]}', hang=release))
@@ -245,7 +245,7 @@ def test_a_wait_is_shown_on_a_terminal(
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         codes: list[int] = []
-        thread = threading.Thread(target=lambda: codes.append(root.run(["ls", "-q"])))
+        thread = threading.Thread(target=lambda: codes.append(app.run(["ls", "-q"])))
         thread.start()
         shown = b""
         while b"listing sandboxes" not in shown:

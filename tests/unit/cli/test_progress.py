@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli import progress
+from sandboxes import progress
 
 
 def test_trouble_that_lasts_is_told_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli import tables
+from sandboxes import output
 
 
 @pytest.mark.parametrize(
@@ -10,4 +10,4 @@ from gateway.cli import tables
     [(0, "0M"), (1023, "1023M"), (1024, "1G"), (1536, "1.5G"), (2048 * 1024, "2048G"), (1_234_567, "1205.6G")],
 )
 def test_sizes(amount: int, text: str) -> None:
-    assert tables.mebibytes(amount) == text
+    assert output.mebibytes(amount) == text

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import checks, doctor
-from gateway.cli.root import run
+from gateway import doctor as checks
 from gateway.wire.checks import Check, Verdict
 from gateway.wire.limits import MIB
+from sandboxes import doctor
+from sandboxes.app import run
 
 OK = Check(name="one", verdict=Verdict.OK, found="fine")
 WARNING = Check(name="two", verdict=Verdict.WARNING, found="slow", cure="buy a faster one")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import engine
+from sandboxes.local import dockerd
 
 
 @contextmanager
@@ -32,15 +32,15 @@ def listener(path: Path, answer: bytes) -> Iterator[None]:
 
 def test_an_engine_answers_with_200(short: Path) -> None:
     with listener(short / "s", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"):
-        assert engine.answers(short / "s")
+        assert dockerd.answers(short / "s")
 
 
 def test_anything_else_is_no_engine(short: Path) -> None:
-    assert not engine.answers(short / "none")
+    assert not dockerd.answers(short / "none")
     with listener(short / "s", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"):
-        assert not engine.answers(short / "s")
+        assert not dockerd.answers(short / "s")
     with listener(short / "t", b"hello\n"):
-        assert not engine.answers(short / "t")
+        assert not dockerd.answers(short / "t")
 
 
 def test_an_engine_is_ended_by_its_pid_file(short: Path) -> None:
@@ -49,24 +49,24 @@ def test_an_engine_is_ended_by_its_pid_file(short: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()  # only now /proc surely shows its words
         (short / "pid").write_text(str(process.pid))
-        engine.end(short / "pid", 10)
+        dockerd.end(short / "pid", 10)
         assert process.wait(10) == -15
 
 
 def test_a_process_that_got_the_number_of_a_dead_engine_is_left_alone(short: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as stranger:
         (short / "pid").write_text(str(stranger.pid))
-        engine.end(short / "pid", 10)
+        dockerd.end(short / "pid", 10)
         assert stranger.poll() is None
         stranger.kill()
 
 
 def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
-    engine.end(short / "pid", 10)
+    dockerd.end(short / "pid", 10)
     (short / "pid").write_text("4194304")
-    engine.end(short / "pid", 10)
+    dockerd.end(short / "pid", 10)
     (short / "pid").write_text("no number")
-    engine.end(short / "pid", 10)
+    dockerd.end(short / "pid", 10)
 
 
 @pytest.mark.engine
@@ -76,11 +76,11 @@ def test_what_a_killed_engine_left_mounted_goes(tmp_path: Path, name: str) -> No
     data.mkdir()
     for _ in range(2):
         subprocess.run(["mount", "--bind", data, data], check=True, timeout=10)
-    assert engine.is_mounted(data)
+    assert dockerd.is_mounted(data)
     try:
-        engine.release(data)
-        assert not engine.is_mounted(data)
-        engine.release(data)
+        dockerd.release(data)
+        assert not dockerd.is_mounted(data)
+        dockerd.release(data)
     finally:
-        while engine.is_mounted(data):
+        while dockerd.is_mounted(data):
             subprocess.run(["umount", data], check=True, timeout=10)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.cli import itself
-from gateway.cli.failure import CommandFailed
+from sandboxes.errors import CommandFailed
+from sandboxes.local import itself
 
 
 def test_the_output_of_a_command() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import LONGEST_ROOT, Layout, held, open_log, write_private
+from sandboxes.errors import CommandFailed
+from sandboxes.local.state_dir import LONGEST_ROOT, Layout, held, open_log, write_private
 
 
 def test_its_directories_are_closed_to_others(short: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
 
 def test_two_cannot_hold_one_lock(tmp_path: Path) -> None:
     lock = tmp_path / "up.lock"
-    holder = "import sys; from pathlib import Path; from gateway.cli.layout import held\n"
+    holder = "import sys; from pathlib import Path; from sandboxes.local.state_dir import held\n"
     holder += f"with held(Path({str(lock)!r})): print('held', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import supervisor as module
-from gateway.cli.failure import CommandFailed
-from gateway.cli.supervisor import LOG_BYTES, Child, StopAsked, Supervisor, ended, restart_delay, tail, trim
+from sandboxes.errors import CommandFailed
+from sandboxes.local import supervisor as module
+from sandboxes.local.supervisor import LOG_BYTES, Child, StopAsked, Supervisor, ended, restart_delay, tail, trim
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -143,7 +143,7 @@ def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from gateway.cli.supervisor import Child, Supervisor
+        from sandboxes.local.supervisor import Child, Supervisor
         supervisor = Supervisor(print)
         supervisor.start(Child("c", ["sleep", "60"], Path({str(tmp_path / "c.log")!r})), within=5)
         print(supervisor.pid("c"), flush=True)

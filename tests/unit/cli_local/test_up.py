@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.cli.stack import Access
-from gateway.cli.up import how_to_use
+from sandboxes.local.stack import Access
+from sandboxes.local.up import how_to_use
 
 
 def test_the_export_lines_are_all_that_a_shell_needs(tmp_path: Path) -> None:

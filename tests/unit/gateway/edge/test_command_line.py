@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli import failure, root
+from sandboxes import app, errors
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = root.run(list(words))
+    code = app.run(list(words))
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -26,13 +26,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_lists_every_command_and_loads_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(root.importlib, "import_module", lambda name: pytest.fail(f"{name} was loaded"))
+    monkeypatch.setattr(app.importlib, "import_module", lambda name: pytest.fail(f"{name} was loaded"))
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert all(f" {name} " in out for name in root.COMMANDS)
+    assert all(f" {name} " in out for name in app.COMMANDS)
 
 
-@pytest.mark.parametrize("name", list(root.COMMANDS))
+@pytest.mark.parametrize("name", list(app.COMMANDS))
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
     code, out, _ = run(capsys, name, "--help")
     assert code == 0
@@ -62,7 +62,7 @@ def test_a_missing_package_is_named_with_its_cure(
     def absent(name: str) -> None:
         raise ModuleNotFoundError("no", name="fastapi")
 
-    monkeypatch.setattr(root.importlib, "import_module", absent)
+    monkeypatch.setattr(app.importlib, "import_module", absent)
     code, _, err = run(capsys, "gateway")
     assert code == 1
     assert "fastapi" in err
@@ -73,9 +73,9 @@ def test_a_failure_is_one_sentence_and_its_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(name: str) -> None:
-        raise failure.CommandFailed("it is so", exit_code=7)
+        raise errors.CommandFailed("it is so", exit_code=7)
 
-    monkeypatch.setattr(root, "_load", fails)
+    monkeypatch.setattr(app, "_load", fails)
     assert run(capsys, "ls") == (7, "", "error: it is so\n")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.cli import engine
+from sandboxes.local import dockerd
 
 LIST_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 5.0  # the kernel frees loop devices and control groups a moment after their last user
@@ -61,7 +61,7 @@ def _ancestors() -> Iterator[int]:
 
 def containers(marks: Marks) -> Iterator[str]:
     """Containers of the machine's own Docker engine; one of ours ended with its containers."""
-    for container in engine.containers(engine.DEFAULT_SOCKET):
+    for container in dockerd.containers(dockerd.DEFAULT_SOCKET):
         if _marked(json.dumps(container), marks):
             yield str(container["Id"])[:12]
 

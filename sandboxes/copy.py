@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.cli.failure import CommandFailed
-from gateway.cli.progress import transfer
 from gateway.wire.limits import ID_PATTERN
+from sandboxes.errors import CommandFailed
+from sandboxes.progress import transfer
 from ucloud_sandboxes_sdk import SandboxClient
 
 USAGE: Final = 2

@@ -18,10 +18,10 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from gateway.cli.failure import CommandFailed
-from gateway.cli.ordering import Note, Ordering
 from providers import registry
 from providers.base import ComputeProvider, Create, Deleted, Instance, Phase, ProviderError, Ref, SettingsError
+from sandboxes.bootstrap.ordering import Note, Ordering
+from sandboxes.errors import CommandFailed
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Final, Protocol
 import typer
 from typer.core import TyperCommand
 
-from gateway.cli.access import TOKEN_VARIABLE, URL_VARIABLE, Access, find
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import DEFAULT_STATE_DIR
+from sandboxes.connection import TOKEN_VARIABLE, URL_VARIABLE, Access, find
+from sandboxes.errors import CommandFailed
+from sandboxes.local.state_dir import DEFAULT_STATE_DIR
 
 USAGE: Final = 2
 
@@ -68,7 +68,7 @@ KeepOption = Annotated[bool, typer.Option("--keep/--rm", help="Leave the sandbox
 
 
 class FindAccess(Protocol):
-    """Finds the service and the token that the options and the environment name; see `gateway.cli.access.find`."""
+    """Finds the service and the token that the options and the environment name; see `sandboxes.connection.find`."""
 
     def __call__(self, *, scope: str = "client") -> Access:
         """The access, or CommandFailed."""

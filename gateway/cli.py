@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.failure import CommandFailed
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.errors import ApiError
 from gateway.settings import ENV_PREFIX, GatewaySettings, SettingsError, load_settings
 from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
+from sandboxes.errors import CommandFailed
 
 if TYPE_CHECKING:  # it brings the database, which only the commands without --url need
     from gateway.services.tokens import TokenService
@@ -83,13 +83,13 @@ def make_bundle(
 
     The gateway serves it to whoever holds an unused join token.  A running gateway takes it up by itself.
     """
-    from gateway.cli import bundle
-    from gateway.cli.progress import waiting
+    from gateway import bundle_builder
+    from sandboxes.progress import waiting
 
     directory = _settings(config, state_dir).bundle_path
-    wanted = bundle.Wanted(directory, tuple(python or bundle.PYTHONS), machine, source)
+    wanted = bundle_builder.Wanted(directory, tuple(python or bundle_builder.PYTHONS), machine, source)
     with waiting("making the bundle") as say:
-        manifest = bundle.make(wanted, say)
+        manifest = bundle_builder.make(wanted, say)
     if as_json:
         typer.echo(manifest.model_dump_json(indent=2))
         return

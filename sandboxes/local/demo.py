@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import typer
 
-from gateway.cli import itself, leftovers
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import Layout, held
-from gateway.cli.stack import HOST, Access, Stack
-from gateway.cli.up import say
+from sandboxes.errors import CommandFailed
+from sandboxes.local import itself, residue
+from sandboxes.local.stack import HOST, Access, Stack
+from sandboxes.local.state_dir import Layout, held
+from sandboxes.local.up import say
 from ucloud_sandboxes_sdk import Image, ImageError, SandboxApiError, SandboxClient, SandboxHandle, SandboxSpec
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "hello.py"
@@ -157,20 +157,20 @@ def show(proof: Proof, node_id: str) -> None:
     )
 
 
-def report_leftovers(marks: leftovers.Marks) -> None:
+def report_leftovers(marks: residue.Marks) -> None:
     """Looks at the machine itself for what the service may have left.
 
     Raises:
         CommandFailed: something is left; the sentence lists it.
     """
-    found = leftovers.settled(marks)
+    found = residue.settled(marks)
     left = [f"{kind} {name}" for kind, names in found.items() for name in names]
     if left:
         raise CommandFailed(f"left behind: {', '.join(left)}")
     typer.echo(f"left behind         nothing (looked for: {', '.join(found)})")
 
 
-def hello(stack: Stack) -> leftovers.Marks:
+def hello(stack: Stack) -> residue.Marks:
     """Starts the service, shows what there is to show, and tells what its things are marked with."""
     node = stack.start()
     marks = stack.marks()
@@ -192,7 +192,7 @@ def demo() -> None:
     started = time.monotonic()
     root = Path(tempfile.mkdtemp(prefix="sbd-", dir="/var/tmp"))  # /tmp may be in memory
     layout = Layout(root)
-    marks: leftovers.Marks = (str(root),)
+    marks: residue.Marks = (str(root),)
     try:
         layout.make()
         with held(layout.lock):

@@ -14,30 +14,30 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from gateway.cli.failure import CommandFailed
 from gateway.version import DISTRIBUTION, installed_version
+from sandboxes.errors import CommandFailed
 
 ENTRY_POINTS: Final = "sandbox_fleet.commands"
 
 # name -> (module, what it does).  The order is the order in the help.
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "up": ("gateway.cli.up", "Start the whole service on this machine, in the foreground."),
-    "demo": ("gateway.cli.demo", "Start the service, say hello from a sandbox, and take everything down again."),
-    "doctor": ("gateway.cli.doctor", "Look at this machine and name what is missing, with the cure."),
-    "run": ("gateway.cli.client", "Create a sandbox, run one command in it, and delete it."),
-    "ls": ("gateway.cli.client", "List sandboxes."),
-    "exec": ("gateway.cli.client", "Run a command in a sandbox."),
-    "cp": ("gateway.cli.client", "Copy a file into or out of a sandbox."),
-    "logs": ("gateway.cli.client", "Print the output of a sandbox's first process."),
-    "rm": ("gateway.cli.client", "Delete sandboxes."),
-    "pause": ("gateway.cli.client", "Freeze all processes of sandboxes."),
-    "resume": ("gateway.cli.client", "Thaw paused sandboxes."),
-    "restart": ("gateway.cli.client", "Start sandboxes anew, with their workspace."),
-    "nodes": ("gateway.cli.client", "List the nodes of the fleet."),
-    "capacity": ("gateway.cli.capacity", "Ask for capacity before it is needed."),
-    "token": ("gateway.cli.server", "Make, list and revoke tokens."),
-    "gateway": ("gateway.cli.server", "Run the gateway, or print its OpenAPI document."),
-    "bootstrap": ("gateway.cli.bootstrap", "Order the gateway's own machine on a cloud without Terraform."),
+    "up": ("sandboxes.local.up", "Start the whole service on this machine, in the foreground."),
+    "demo": ("sandboxes.local.demo", "Start the service, say hello from a sandbox, and take everything down again."),
+    "doctor": ("sandboxes.doctor", "Look at this machine and name what is missing, with the cure."),
+    "run": ("sandboxes.client", "Create a sandbox, run one command in it, and delete it."),
+    "ls": ("sandboxes.client", "List sandboxes."),
+    "exec": ("sandboxes.client", "Run a command in a sandbox."),
+    "cp": ("sandboxes.client", "Copy a file into or out of a sandbox."),
+    "logs": ("sandboxes.client", "Print the output of a sandbox's first process."),
+    "rm": ("sandboxes.client", "Delete sandboxes."),
+    "pause": ("sandboxes.client", "Freeze all processes of sandboxes."),
+    "resume": ("sandboxes.client", "Thaw paused sandboxes."),
+    "restart": ("sandboxes.client", "Start sandboxes anew, with their workspace."),
+    "nodes": ("sandboxes.client", "List the nodes of the fleet."),
+    "capacity": ("sandboxes.capacity", "Ask for capacity before it is needed."),
+    "token": ("gateway.cli", "Make, list and revoke tokens."),
+    "gateway": ("gateway.cli", "Run the gateway, or print its OpenAPI document."),
+    "bootstrap": ("sandboxes.bootstrap.ucloud", "Order the gateway's own machine on a cloud without Terraform."),
 }
 ROLE_HELP: Final = {
     "autoscaler": "Run the autoscaler, or look at its plan.",

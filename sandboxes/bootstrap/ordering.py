@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.cli.failure import CommandFailed
 from providers.base import Applied, ComputeProvider, Create, ErrorKind, Instance, Phase, ProviderError
+from sandboxes.errors import CommandFailed
 
 OPERATION: Final = "sandbox-fleet/op"
 """Label under which every provider of this project finds an order again."""

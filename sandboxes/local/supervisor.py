@@ -17,8 +17,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import open_log
+from sandboxes.errors import CommandFailed
+from sandboxes.local.state_dir import open_log
 
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0

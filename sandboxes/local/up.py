@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import DEFAULT_STATE_DIR, Layout, held
-from gateway.cli.stack import Access, Stack
+from sandboxes.errors import CommandFailed
+from sandboxes.local.stack import Access, Stack
+from sandboxes.local.state_dir import DEFAULT_STATE_DIR, Layout, held
 
 DEFAULT_PORT: Final = 8090
 

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.cli.failure import CommandFailed
+from sandboxes.errors import CommandFailed
 
 COMMAND_SECONDS: Final = 60.0
 
 
 def sandboxes(*words: str) -> list[str]:
     """The argument list of ``sandboxes WORDS``."""
-    return [sys.executable, "-m", "gateway.cli", *words]
+    return [sys.executable, "-m", "sandboxes", *words]
 
 
 def call(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from gateway.cli.failure import CommandFailed
+from sandboxes.errors import CommandFailed
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
 LONGEST_ROOT: Final = 40

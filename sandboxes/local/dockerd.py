@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.cli.failure import CommandFailed
+from sandboxes.errors import CommandFailed
 
 DEFAULT_SOCKET: Final = Path("/var/run/docker.sock")
 PING_SECONDS: Final = 5.0

@@ -8,9 +8,8 @@ from uuid import uuid4
 
 import typer
 
-from gateway.cli import copying, fleet, following, tables
-from gateway.cli.access import SERVICE_FAILED, failures, is_unreached
-from gateway.cli.arguments import (
+from sandboxes import attach, copy, fleet, output
+from sandboxes.arguments import (
     CommandAfterDashes,
     CommandArgument,
     CpusOption,
@@ -35,8 +34,9 @@ from gateway.cli.arguments import (
     pairs,
     with_access,
 )
-from gateway.cli.failure import CommandFailed
-from gateway.cli.progress import waiting
+from sandboxes.connection import SERVICE_FAILED, failures, is_unreached
+from sandboxes.errors import CommandFailed
+from sandboxes.progress import waiting
 from ucloud_sandboxes_sdk import (
     AuthenticationError,
     CreateProgress,
@@ -55,7 +55,7 @@ from ucloud_sandboxes_sdk import (
 STAY_UP: Final = ("sleep", "2147483647")
 # What a client that was killed leaves behind goes away by itself; a running command keeps it up.
 IDLE_SECONDS: Final = 600
-RUN_LABEL: Final = f"{tables.INTERNAL}run"
+RUN_LABEL: Final = f"{output.INTERNAL}run"
 # The service refused before it made anything; a sandbox of that id, if there is one, is somebody else's.
 NOTHING_MADE: Final = (AuthenticationError, InvalidRequestError, NeverFitsError, SpecConflictError)
 REACH_SECONDS: Final = 12.0  # a restart of the gateway takes that long; where nobody was reached till then, nobody is
@@ -93,7 +93,7 @@ def run(
     where = {"runtime": runtime, "isolation": isolation}
     life = {"ttl_seconds": ttl, "idle_seconds": None if keep else IDLE_SECONDS}
     wanted = {key: value for key, value in (shape | where | life).items() if value is not None}
-    with failures(SERVICE_FAILED), following.ended_by_signals():
+    with failures(SERVICE_FAILED), attach.ended_by_signals():
         spec = _spec(name, image, environment(env), pairs(label, "--label"), wanted)
         with _sandbox_for(_service(access), spec, keep=keep) as sandbox:
             options: ExecOptions = {"timeout_seconds": timeout}
@@ -151,11 +151,11 @@ def cp(
 
     Example:  sandboxes cp data.csv my-box:/workspace/  &&  sandboxes cp my-box:result.json -
     """
-    places = copying.place(source), copying.place(target)
+    places = copy.place(source), copy.place(target)
     with failures():
-        copied = copying.copy(access().client(), *places)
-    if as_json and target != copying.PIPE:
-        tables.print_json(copied)
+        copied = copy.copy(access().client(), *places)
+    if as_json and target != copy.PIPE:
+        output.print_json(copied)
 
 
 def logs(
@@ -173,7 +173,7 @@ def logs(
         client = access().client()
         if as_json:
             streams = {name: b"".join(client.iter_logs(sandbox_id, name)) for name in ("stdout", "stderr")}
-            tables.print_json({name: data.decode(errors="replace") for name, data in streams.items()})
+            output.print_json({name: data.decode(errors="replace") for name, data in streams.items()})
             return
         for piece in client.iter_logs(sandbox_id, "stdout"):
             sys.stdout.buffer.write(piece)
@@ -255,11 +255,11 @@ def _execute(
     if as_json:
         data = sys.stdin.buffer.read() if stdin else None
         result = sandbox.exec(command, input=data, **options)
-        tables.print_json(following.as_json(result, sandbox.id))
+        output.print_json(attach.as_json(result, sandbox.id))
         return result.exit_code if result.exit_code is not None else SERVICE_FAILED
     quick = None if stdin else QUICK
     handle = sandbox.client.start_exec(sandbox.id, command, stdin=stdin, wait_seconds=quick, **options)
-    return following.follow(handle, stdin=stdin, pass_interrupt=pass_interrupt)
+    return attach.follow(handle, stdin=stdin, pass_interrupt=pass_interrupt)
 
 
 for _command in (run, exec_, fleet.ls, cp, logs, fleet.rm, fleet.pause, fleet.resume, fleet.restart, fleet.nodes):

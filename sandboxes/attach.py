@@ -10,9 +10,9 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Any, BinaryIO, Final
 
-from gateway.cli.access import SERVICE_FAILED
-from gateway.cli.failure import CommandFailed
 from gateway.wire.states import ExecStatus
+from sandboxes.connection import SERVICE_FAILED
+from sandboxes.errors import CommandFailed
 from ucloud_sandboxes_sdk import ExecHandle, SandboxApiError, SandboxExecResult, StdinClosedError, event_bytes
 
 READ: Final = 64 * 1024

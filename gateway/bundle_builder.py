@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from gateway.cli.failure import CommandFailed
 from gateway.services.bundle import MANIFEST, digest_of, sums_of
 from gateway.version import DISTRIBUTION
 from gateway.wire.bundle import SUMS, BundleFile, BundleManifest
+from sandboxes.errors import CommandFailed
 
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 """Of Debian 12, Ubuntu 24.04 and Debian 13."""

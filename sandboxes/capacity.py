@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import tables
-from gateway.cli.access import failures
-from gateway.cli.arguments import CpusOption, DiskOption, FindAccess, JsonOption, MemoryOption, with_access
-from gateway.cli.progress import waiting
+from sandboxes import output
+from sandboxes.arguments import CpusOption, DiskOption, FindAccess, JsonOption, MemoryOption, with_access
+from sandboxes.connection import failures
+from sandboxes.progress import waiting
 
 app = typer.Typer()
 capacity_app = typer.Typer(no_args_is_help=True)
@@ -44,7 +44,7 @@ def prepare(
             )
         )
     if as_json:
-        tables.print_json(answer)
+        output.print_json(answer)
     else:
         made = answer["prepare"]
         typer.echo(f"{made['prepare_id']}  {made['count']} units until {made['expires_at']}")
@@ -58,7 +58,7 @@ def ls(access: FindAccess, as_json: JsonOption = False) -> None:
     with failures(), waiting("listing prepared capacity"):
         answer = access().client().list_prepared_capacity()
     if as_json:
-        tables.print_json(answer)
+        output.print_json(answer)
         return
     for item in answer["prepared"]:
         shape = item["resources"]
@@ -80,7 +80,7 @@ def rm(
     with failures(), waiting("taking capacity back"):
         answer = access().client().delete_prepared_capacity(prepare_id)
     if as_json:
-        tables.print_json(answer)
+        output.print_json(answer)
     else:
         typer.echo(f"{prepare_id}  {'taken back' if answer['deleted'] else 'there was nothing of that id'}")
 

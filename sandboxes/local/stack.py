@@ -14,18 +14,18 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.cli import engine, itself
-from gateway.cli.checks import PORT_CURE, refusal_to_listen
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import Layout, write_private
-from gateway.cli.leftovers import Marks
-from gateway.cli.supervisor import Child, StopAsked, Supervisor
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
+from gateway.doctor import PORT_CURE, refusal_to_listen
 from gateway.wire.checks import Check, Verdict
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.states import NodeState
 from gateway.wire.tokens import Scope
+from sandboxes.errors import CommandFailed
+from sandboxes.local import dockerd, itself
+from sandboxes.local.residue import Marks
+from sandboxes.local.state_dir import Layout, write_private
+from sandboxes.local.supervisor import Child, StopAsked, Supervisor
 
 HOST: Final = "127.0.0.1"
 DOCTOR_SECONDS: Final = 120.0  # it starts a throwaway sandbox
@@ -137,11 +137,11 @@ class Stack:
 
     def _start_engine(self) -> None:
         ours = self._layout.docker_socket
-        if engine.answers(ours):
+        if dockerd.answers(ours):
             self._say("taking over the Docker engine of an earlier start")
             return
-        if engine.answers(engine.DEFAULT_SOCKET):
-            self.docker_socket = engine.DEFAULT_SOCKET
+        if dockerd.answers(dockerd.DEFAULT_SOCKET):
+            self.docker_socket = dockerd.DEFAULT_SOCKET
             self._say(f"using the Docker engine at {self.docker_socket}")
             return
         self._say("starting a Docker engine")
@@ -149,7 +149,7 @@ class Stack:
             name="docker engine",
             argv=itself.sandboxes("node", "engine", "--root", str(self._layout.docker)),
             log=self._layout.logs / "docker.log",
-            ready=lambda: engine.answers(ours),
+            ready=lambda: dockerd.answers(ours),
             dies_with_us=False,
             stop_seconds=ENGINE_STOP_SECONDS,
         )
@@ -292,6 +292,6 @@ class Stack:
 
     def _end_engine(self) -> None:
         """Ends an engine that was taken over; one that this process started is among its children."""
-        if engine.answers(self._layout.docker_socket):
-            engine.end(self._layout.docker / "dockerd.pid", ENGINE_STOP_SECONDS)
-        engine.release(self._layout.docker / "data")
+        if dockerd.answers(self._layout.docker_socket):
+            dockerd.end(self._layout.docker / "dockerd.pid", ENGINE_STOP_SECONDS)
+        dockerd.release(self._layout.docker / "data")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.cli import progress
-from gateway.cli.failure import CommandFailed
-from gateway.cli.layout import Layout
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
+from sandboxes import progress
+from sandboxes.errors import CommandFailed
+from sandboxes.local.state_dir import Layout
 from ucloud_sandboxes_sdk import AuthenticationError, SandboxApiError, SandboxClient, TransportError
 
 URL_VARIABLE: Final = "UCLOUD_SANDBOX_URL"

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli import tables
-from gateway.cli.access import failures
-from gateway.cli.arguments import FindAccess, IdsArgument, JsonOption, LabelOption, pairs
-from gateway.cli.failure import CommandFailed
-from gateway.cli.progress import waiting
+from sandboxes import output
+from sandboxes.arguments import FindAccess, IdsArgument, JsonOption, LabelOption, pairs
+from sandboxes.connection import failures
+from sandboxes.errors import CommandFailed
+from sandboxes.progress import waiting
 from ucloud_sandboxes_sdk import NotFoundError, SandboxApiError, SandboxClient
 
 
@@ -33,12 +33,12 @@ def ls(
         if all_ and state is None:
             records = client.list_sandboxes(labels=labels, state="deleted") + records
     if as_json:
-        tables.print_json(records)
+        output.print_json(records)
     elif quiet:
         for record in records:
             typer.echo(record["id"])
     else:
-        tables.show(tables.sandboxes(records))
+        output.show(output.sandboxes(records))
 
 
 def rm(
@@ -111,9 +111,9 @@ def nodes(
     with failures(), waiting("listing nodes"):
         found = access(scope="operator").operator().nodes()
     if as_json:
-        tables.print_json([node.model_dump(mode="json") for node in found])
+        output.print_json([node.model_dump(mode="json") for node in found])
     else:
-        tables.show(tables.nodes(found))
+        output.show(output.nodes(found))
 
 
 def _each(
@@ -139,7 +139,7 @@ def _each(
         if not as_json:
             typer.echo(f"{sandbox_id}  {done[-1].get('state')}")
     if as_json:
-        tables.print_json(done)
+        output.print_json(done)
     if len(done) < len(sandbox_ids):
         raise CommandFailed(f"{len(sandbox_ids) - len(done)} of {len(sandbox_ids)} failed")
 
