@@ -22,9 +22,9 @@ from autoscaler.core import money
 from autoscaler.offered import Offered, offered
 from autoscaler.reconcile import Report
 from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
-from autoscaler.simulator.cli import simulate
 from gateway.wire.checks import Check, Verdict
 from providers import registry
+from simulator.cli import simulate
 
 WIDE = 200
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -12,7 +12,6 @@ from autoscaler.core import naming
 from autoscaler.core.model import FleetPolicy
 from autoscaler.observe import Pace
 from autoscaler.reconcile import Report
-from autoscaler.simulator.journal import MemoryJournal
 from autoscaler.store.journal import Journal
 from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.states import NodeState
@@ -28,6 +27,7 @@ from providers.base import (
 )
 from providers.testing.cloud import EPOCH
 from providers.testing.fake import FakeCloud, Machine, SimulatedCrash
+from simulator.journal import MemoryJournal
 from tests.scenario.autoscaler.audit import Audit, AuditedProvider, Violation, must
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, Watched
 from tests.scenario.autoscaler.stage import CLOCKS, CLOUDS, OFFERS, SHAPES, TRUTH

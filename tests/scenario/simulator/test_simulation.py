@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from autoscaler.cli import app
-from autoscaler.simulator import settings
-from autoscaler.simulator.chart import draw
-from autoscaler.simulator.engine import Outcome, Simulation
-from autoscaler.simulator.metrics import Summary, summarise
-from autoscaler.simulator.trace import Batch, Spread, Trace
-from autoscaler.simulator.tracefile import dump
+from simulator import settings
+from simulator.chart import draw
+from simulator.engine import Outcome, Simulation
+from simulator.metrics import Summary, summarise
+from simulator.trace import Batch, Spread, Trace
+from simulator.tracefile import dump
 
 CONFIG = """
 tick_seconds = 2.0

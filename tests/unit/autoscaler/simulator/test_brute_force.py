@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.simulator import settings as setups
-from autoscaler.simulator.bound import lower_bound
-from autoscaler.simulator.hours import hourly_bound
-from autoscaler.simulator.settings import Setup
-from autoscaler.simulator.trace import Batch, Job, Spread, Trace
+from simulator import settings as setups
+from simulator.bound import lower_bound
+from simulator.hours import hourly_bound
+from simulator.settings import Setup
+from simulator.trace import Batch, Job, Spread, Trace
 
 EXAMPLES = int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300"))
 THIRD = 1200

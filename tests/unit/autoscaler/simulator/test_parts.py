@@ -10,19 +10,19 @@ from autoscaler.core.lifecycle import IntentState as S
 from autoscaler.core.model import BackOff, Intent, Learn, Move, Started
 from autoscaler.core.pools import PoolPolicy
 from autoscaler.settings import SettingsError
-from autoscaler.simulator import settings
-from autoscaler.simulator.cloud import build
-from autoscaler.simulator.gateway import SimulatedGateway
-from autoscaler.simulator.journal import MemoryJournal
-from autoscaler.simulator.metrics import percentile
-from autoscaler.simulator.settings import CloudSettings
-from autoscaler.simulator.trace import Batch, Job, Spread, Trace
 from autoscaler.store.journal import Journal
 from gateway.core.model import Node
 from gateway.core.placement import NodeRoom, Placed, Wanted, place
 from gateway.wire.resources import Shape
 from providers.base import Applied, Billing, Create, ErrorKind, ProviderError, Ref
 from providers.testing.fake import EPOCH
+from simulator import settings
+from simulator.cloud import build
+from simulator.gateway import SimulatedGateway
+from simulator.journal import MemoryJournal
+from simulator.metrics import percentile
+from simulator.settings import CloudSettings
+from simulator.trace import Batch, Job, Spread, Trace
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.simulator import generate, tracefile
-from autoscaler.simulator.trace import Batch, Spread, Trace, earliest
-from autoscaler.simulator.tracefile import TraceError
+from simulator import generate, tracefile
+from simulator.trace import Batch, Spread, Trace, earliest
+from simulator.tracefile import TraceError
 
 HEAD = '{"trace":"t","seed":1}'
 GOOD = '{"seconds":{"median":1}}'
@@ -23,7 +23,7 @@ def written(directory: Path, *lines: str) -> Path:
 def test_the_shipped_traces_are_those_that_the_program_writes(name: str) -> None:
     made = generate.SHIPPED[name]()
     path = tracefile.find(name, tracefile.SUFFIX)
-    assert path.read_text() == tracefile.dump(made), "run: python -m autoscaler.simulator.generate"
+    assert path.read_text() == tracefile.dump(made), "run: python -m simulator.generate"
     assert tracefile.load(path) == made
     assert tracefile.find(name, ".toml").is_file()
 

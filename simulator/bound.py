@@ -22,10 +22,10 @@ from typing import Final
 
 from autoscaler.core.model import FleetPolicy, World
 from autoscaler.core.supply import expected_shape
-from autoscaler.simulator import amounts
-from autoscaler.simulator.amounts import RESOURCES, Amounts
-from autoscaler.simulator.settings import Setup
-from autoscaler.simulator.trace import Job
+from simulator import amounts
+from simulator.amounts import RESOURCES, Amounts
+from simulator.settings import Setup
+from simulator.trace import Job
 
 HOUR: Final = 3600.0
 _TINY: Final = 1e-12

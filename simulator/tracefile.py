@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from autoscaler.simulator.trace import MOST_JOBS, Batch, Spread, Trace, earliest
-from autoscaler.simulator.wording import problems
+from simulator.trace import MOST_JOBS, Batch, Spread, Trace, earliest
+from simulator.wording import problems
 
 SUFFIX: Final = ".jsonl"
 MOST_DAYS: Final = 31
@@ -34,7 +34,7 @@ class Head(BaseModel):
 
 def shipped() -> list[str]:
     """Names of the traces that come with the package."""
-    there = resources.files("autoscaler.simulator.traces").iterdir()
+    there = resources.files("simulator.traces").iterdir()
     return sorted(entry.name.removesuffix(SUFFIX) for entry in there if entry.name.endswith(SUFFIX))
 
 
@@ -48,7 +48,7 @@ def find(wanted: str, suffix: str) -> Path:
     if path.is_file():
         return path
     if wanted in shipped():
-        return Path(str(resources.files("autoscaler.simulator.traces") / f"{wanted}{suffix}"))
+        return Path(str(resources.files("simulator.traces") / f"{wanted}{suffix}"))
     raise TraceError(f"{wanted}: no such file, and nothing that comes with the package: {', '.join(shipped())}")
 
 

@@ -17,14 +17,14 @@ from autoscaler.creating import Chances
 from autoscaler.execute import Executor, Preparation
 from autoscaler.observe import Observer
 from autoscaler.reconcile import Reconciler, Report
-from autoscaler.simulator import cloud as clouds
-from autoscaler.simulator.amounts import Amounts
-from autoscaler.simulator.cloud import Machine, SimulatedProvider
-from autoscaler.simulator.gateway import PREPARED_SECONDS, SimulatedGateway
-from autoscaler.simulator.journal import MemoryJournal
-from autoscaler.simulator.settings import Setup
-from autoscaler.simulator.trace import Batch, Job, Trace
 from providers.testing.fake import EPOCH
+from simulator import cloud as clouds
+from simulator.amounts import Amounts
+from simulator.cloud import Machine, SimulatedProvider
+from simulator.gateway import PREPARED_SECONDS, SimulatedGateway
+from simulator.journal import MemoryJournal
+from simulator.settings import Setup
+from simulator.trace import Batch, Job, Trace
 
 MONOTONIC_START: Final = 1000.0
 CALM_SECONDS: Final = 60.0

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from autoscaler.simulator.amounts import RESOURCES
-from autoscaler.simulator.engine import Outcome, Sample
-from autoscaler.simulator.metrics import Summary
+from simulator.amounts import RESOURCES
+from simulator.engine import Outcome, Sample
+from simulator.metrics import Summary
 
 WIDTH: Final = 1000
 PANEL: Final = 190

@@ -7,14 +7,14 @@ from statistics import median
 
 from autoscaler.core.model import FleetPolicy, World
 from autoscaler.core.supply import expected_shape
-from autoscaler.simulator import amounts
-from autoscaler.simulator.amounts import RESOURCES
-from autoscaler.simulator.bound import Bound, lower_bound
-from autoscaler.simulator.engine import Outcome
-from autoscaler.simulator.hours import hourly_bound
-from autoscaler.simulator.settings import Setup
-from autoscaler.simulator.trace import Job
 from providers.base import Billing
+from simulator import amounts
+from simulator.amounts import RESOURCES
+from simulator.bound import Bound, lower_bound
+from simulator.engine import Outcome
+from simulator.hours import hourly_bound
+from simulator.settings import Setup
+from simulator.trace import Job
 
 COST_GOAL = 1.3
 """Times the lower bound."""
@@ -44,11 +44,11 @@ class Summary:
     """From the first moment until the fleet was back at its minimum."""
     cost: float
     bound: float
-    """The least that the work can cost (`autoscaler.simulator.bound`)."""
+    """The least that the work can cost (`simulator.bound`)."""
     cost_ratio: float
     hourly_bound: float | None
     """The least that it can cost whoever lets nobody wait longer than this run did, where every started hour is paid
-    (`autoscaler.simulator.hours`); ``None`` where some provider charges by the second."""
+    (`simulator.hours`); ``None`` where some provider charges by the second."""
     wait: Waits
     """Of sandboxes and builds together; what never started is left out, see ``unserved``."""
     boot: float

@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 from autoscaler.settings import SettingsError
-from autoscaler.simulator import chart as charts
-from autoscaler.simulator import settings, tracefile
-from autoscaler.simulator.engine import Progress, Simulation
-from autoscaler.simulator.gateway import WorkLostError
-from autoscaler.simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
 from providers.base import Billing
+from simulator import chart as charts
+from simulator import settings, tracefile
+from simulator.engine import Progress, Simulation
+from simulator.gateway import WorkLostError
+from simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
 
 TraceOption = Annotated[
     str,

@@ -3,7 +3,7 @@
 Where every started hour is paid, work that may wait for ever costs no more than by the second: it can be saved up until
 it fills whole hours.  So a better bound needs a promise about waiting.  Let a job be asked for at ``a``, run for ``d``
 seconds and wait for ``w`` at most: then it runs, whoever schedules it, at every moment from ``a + w`` up to ``a + d``
-(if ``w < d``).  Let ``g(t)`` be the worth, in the prices ``y`` of `autoscaler.simulator.bound`, of all that surely runs
+(if ``w < d``).  Let ``g(t)`` be the worth, in the prices ``y`` of `simulator.bound`, of all that surely runs
 at ``t``.  The instances that are there at ``t`` cost at least ``g(t)`` an hour, since none is worth more than it costs.
 
 Take moments ``t1 < t2 < …`` that lie at least an hour apart.  A paid hour of an instance ends before it comes to a
@@ -20,9 +20,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from autoscaler.simulator.amounts import RESOURCES
-from autoscaler.simulator.bound import HOUR
-from autoscaler.simulator.trace import Job, earliest
+from simulator.amounts import RESOURCES
+from simulator.bound import HOUR
+from simulator.trace import Job, earliest
 
 STEP: Final = 10.0
 """Seconds between the moments that are tried."""

@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import ClassVar, Final
 
 from autoscaler.core import naming
-from autoscaler.simulator.settings import CloudSettings, SimulatedOffer
 from providers.base import Applied, Billing, Caps, Create, Deleted, ErrorKind, Instance, ProviderError, Ref, Scope
 from providers.testing.fake import FakeCloud, FakeProvider
+from simulator.settings import CloudSettings, SimulatedOffer
 
 HOUR: Final = 3600.0
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from autoscaler.core.pools import PoolPolicy
-from autoscaler.simulator import amounts
-from autoscaler.simulator.amounts import Amounts
-from autoscaler.simulator.trace import Job
 from gateway.client import GatewayError
 from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand, PreparedCapacity, WaitingSandbox
@@ -22,6 +19,9 @@ from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord, RuntimeR
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import NodeState
+from simulator import amounts
+from simulator.amounts import Amounts
+from simulator.trace import Job
 
 PREPARED_SECONDS = 900.0
 """Prepared units that nobody claims expire so long after they were wanted."""

@@ -1,4 +1,4 @@
-"""Writes the traces that ship with the package anew: ``python -m autoscaler.simulator.generate``.
+"""Writes the traces that ship with the package anew: ``python -m simulator.generate``.
 
 Everything is drawn from seeds, so that the same program writes the same files.
 """
@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from autoscaler.simulator.trace import Batch, Spread, Trace
-from autoscaler.simulator.tracefile import SUFFIX, dump
+from simulator.trace import Batch, Spread, Trace
+from simulator.tracefile import SUFFIX, dump
 
 HERE: Final = Path(__file__).parent / "traces"
 MINUTE: Final = 60.0

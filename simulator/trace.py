@@ -1,6 +1,6 @@
 """Demand over time: batches of equal jobs, and the single jobs that they stand for.
 
-Drawing is deterministic, so that a trace file of a few kilobytes (`autoscaler.simulator.tracefile`) stands for a whole
+Drawing is deterministic, so that a trace file of a few kilobytes (`simulator.tracefile`) stands for a whole
 day.
 """
 
@@ -13,10 +13,10 @@ from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from autoscaler.simulator import amounts
-from autoscaler.simulator.amounts import Amounts
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
+from simulator import amounts
+from simulator.amounts import Amounts
 
 MOST_JOBS: Final = 1_000_000
 _NORMAL: Final = NormalDist()

@@ -8,9 +8,9 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from autoscaler.settings import AutoscalerSettings, SettingsError
-from autoscaler.simulator.trace import Spread
-from autoscaler.simulator.wording import problems
 from providers.base import Billing, Offer, Resources
+from simulator.trace import Spread
+from simulator.wording import problems
 
 TABLE: Final = "simulation"
 BILLINGS: Final = (Billing.PER_SECOND, Billing.HOURLY_ROUND_UP)
