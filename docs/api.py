@@ -15,9 +15,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from docs.settings import fields  # noqa: E402 - found below the root, which a script does not have on its path
-from gateway.app import routes_only  # noqa: E402
-from gateway.auth import ACCESS  # noqa: E402
-from gateway.openapi import RAW  # noqa: E402
+from gateway.http.app import routes_only  # noqa: E402
+from gateway.http.auth import ACCESS  # noqa: E402
+from gateway.http.openapi import RAW  # noqa: E402
 from gateway.wire import capacity, exec, files, nodes, resources, sandboxes, tokens  # noqa: E402
 from gateway.wire import errors as wire_errors  # noqa: E402
 from gateway.wire.base import Request, WireModel  # noqa: E402

@@ -65,7 +65,7 @@ def run_gateway(
 @gateway_app.command("openapi")
 def print_openapi() -> None:
     """Print the OpenAPI document of this version."""
-    from gateway.app import routes_only
+    from gateway.http.app import routes_only
 
     typer.echo(json.dumps(routes_only().openapi(), indent=2, sort_keys=True))
 

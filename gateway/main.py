@@ -11,8 +11,8 @@ from typing import Final
 
 import uvloop
 
-from gateway.app import MAX_REQUESTS, build_app
-from gateway.server import Server
+from gateway.http.app import MAX_REQUESTS, build_app
+from gateway.http.server import Server
 from gateway.services.assembly import Services, build
 from gateway.services.tokens import TokenService
 from gateway.settings import GatewaySettings

@@ -17,9 +17,9 @@ import aiohttp
 from pydantic import ValidationError
 from yarl import URL
 
-from gateway.answers import request_id_of
 from gateway.errors import ApiError
-from gateway.middleware import REQUEST_ID_HEADER
+from gateway.http.middleware import REQUEST_ID_HEADER
+from gateway.http.responses import request_id_of
 from gateway.services.ports import NodeAddress
 from gateway.wire import limits
 from gateway.wire.base import WireModel

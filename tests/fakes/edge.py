@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as HttpRoute
 
-from gateway.app import Gateway, build_app
 from gateway.core.prepared import Prepared, PreparedKind
 from gateway.errors import ApiError
-from gateway.server import Server
+from gateway.http.app import Gateway, build_app
+from gateway.http.server import Server
 from gateway.services.assembly import Services
 from gateway.services.ports import NodeAddress, Route
 from gateway.services.tokens import Principal

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import requests
 
-from gateway.app import route_table, routes_only
-from gateway.auth import ACCESS, Access
+from gateway.http.app import route_table, routes_only
+from gateway.http.auth import ACCESS, Access
 from gateway.wire.errors import ErrorCode
 from tests.fakes.edge import CLIENT, OPERATOR, SESSION, Edge, body_of, running_edge
 

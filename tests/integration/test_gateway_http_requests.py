@@ -334,7 +334,7 @@ def test_who_waits_for_continue_gets_the_refusal_at_once(edge: Edge) -> None:
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.server.HEAD_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.http.server.HEAD_SECONDS", 0.1)
     host, port = edge.url.removeprefix("http://").split(":")
     for head in (b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"):
         with socket.create_connection((host, int(port)), timeout=10) as raw:
@@ -343,8 +343,8 @@ def test_a_head_that_does_not_come_is_not_waited_for(edge: Edge, monkeypatch: py
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.middleware.BODY_IDLE", 0.1)
-    monkeypatch.setattr("gateway.middleware.DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr("gateway.http.middleware.BODY_IDLE", 0.1)
+    monkeypatch.setattr("gateway.http.middleware.DRAIN_SECONDS", 0.1)
     host, port = edge.url.removeprefix("http://").split(":")
     for line in ("POST /v1/sandboxes", "PUT /v1/sandboxes/box/files?path=/x"):
         with socket.create_connection((host, int(port)), timeout=10) as raw:

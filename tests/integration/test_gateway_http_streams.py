@@ -15,9 +15,10 @@ import aiohttp
 import pytest
 import requests
 
-from gateway import proxy, upstream
+from gateway import upstream
 from gateway.errors import ApiError
-from gateway.routes import exec, files
+from gateway.http import proxy
+from gateway.http.routes import exec, files
 from gateway.upstream import CALL_TIMEOUT, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.app import MAX_REQUESTS
+from gateway.http.app import MAX_REQUESTS
 from gateway.main import most_requests
 
 

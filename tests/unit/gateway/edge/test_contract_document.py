@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs import api
-from gateway.app import MAX_CREATES, MAX_REQUESTS, STOP_GRACE, route_table, routes_only
-from gateway.middleware import BODY_IDLE
-from gateway.proxy import CLIENT_IDLE
+from gateway.http.app import MAX_CREATES, MAX_REQUESTS, STOP_GRACE, route_table, routes_only
+from gateway.http.middleware import BODY_IDLE
+from gateway.http.proxy import CLIENT_IDLE
 from gateway.services.sandboxes import MOST_WAITS, RETRIES_PER_SECOND
 
 

@@ -6,7 +6,7 @@ from urllib.parse import parse_qs
 from pydantic import ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from starlette.types import Scope
 
-from gateway.answers import from_validation, invalid_request
+from gateway.http.responses import from_validation, invalid_request
 from gateway.wire import limits
 from gateway.wire.base import Request
 from gateway.wire.errors import FieldError

@@ -1,7 +1,7 @@
 """Demand for capacity, what could be had, and what is prepared ahead."""
 
 from gateway.core.prepared import PreparedKind
-from gateway.routes.context import Context, PreparePath, new_router
+from gateway.http.routes.context import Context, PreparePath, new_router
 from gateway.services.records import prepared_builders, prepared_capacity
 from gateway.wire.capacity import (
     BuilderPrepareAnswer,

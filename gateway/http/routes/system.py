@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from gateway.errors import ApiError
-from gateway.routes.context import Context, new_router
+from gateway.http.routes.context import Context, new_router
 from gateway.wire.health import GatewayHealth, GatewayReadiness
 
 router = new_router("system")

@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gateway.auth import ACCESS, Access
+from gateway.http.auth import ACCESS, Access
 from gateway.wire import API_VERSION, limits
 from gateway.wire.errors import ErrorBody
 from gateway.wire.exec import StreamLine

@@ -1,6 +1,6 @@
 """Tokens: list, make, revoke."""
 
-from gateway.routes.context import Context, TokenPath, new_router
+from gateway.http.routes.context import Context, TokenPath, new_router
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 
 router = new_router("tokens")

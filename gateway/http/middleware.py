@@ -2,7 +2,7 @@
 
 From the outside in: `RawPaths` (routing on the path as it was sent), `Drain` (reads what is left before an early
 error), `Requests` (id, log, last resort for errors), `BodyLimit`, `Stopping` (ends waits at shutdown), `Overload`
-(bounded concurrency), and then `gateway.auth.Gate`.
+(bounded concurrency), and then `gateway.http.auth.Gate`.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.answers import REQUEST_ID, error_response, internal_error
-from gateway.auth import PRINCIPAL
 from gateway.errors import ApiError
+from gateway.http.auth import PRINCIPAL
+from gateway.http.responses import REQUEST_ID, error_response, internal_error
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 

@@ -24,7 +24,7 @@ _NAMED: Final = re.compile(r"([A-Za-z_][\w.\[\]]*): (.+)", re.DOTALL)
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """The id of a request, as `gateway.middleware.Requests` set it."""
+    """The id of a request, as `gateway.http.middleware.Requests` set it."""
     found = scope.get("state", {}).get(REQUEST_ID)
     return found if isinstance(found, str) else None
 

@@ -2,7 +2,7 @@
 
 from fastapi.responses import FileResponse
 
-from gateway.routes.context import Context, new_router
+from gateway.http.routes.context import Context, new_router
 from gateway.wire.bundle import BundleManifest
 
 router = new_router("bundle")

@@ -12,14 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp
 
-from gateway import openapi
-from gateway.answers import error_response, from_validation, internal_error, invalid_request
-from gateway.auth import ACCESS, Gate
 from gateway.errors import ApiError
-from gateway.middleware import BodyLimit, Drain, Overload, RawPaths, Requests, Stopping
-from gateway.proxy import CallerGoneError
-from gateway.routes import bundle, capacity, exec, files, nodes, sandboxes, system, tokens
-from gateway.routes.context import Edge
+from gateway.http import openapi
+from gateway.http.auth import ACCESS, Gate
+from gateway.http.middleware import BodyLimit, Drain, Overload, RawPaths, Requests, Stopping
+from gateway.http.proxy import CallerGoneError
+from gateway.http.responses import error_response, from_validation, internal_error, invalid_request
+from gateway.http.routes import bundle, capacity, exec, files, nodes, sandboxes, system, tokens
+from gateway.http.routes.context import Edge
 from gateway.services.assembly import Services
 from gateway.upstream import Upstream
 from gateway.version import installed_version
@@ -120,7 +120,7 @@ def _check_table(app: FastAPI) -> None:
     """A route without a row in the table of access, or a row without a route, stops the start."""
     difference = route_table(app) ^ set(ACCESS)
     if difference:
-        raise RuntimeError(f"routes and gateway.auth.ACCESS differ in {sorted(difference)}")
+        raise RuntimeError(f"routes and gateway.http.auth.ACCESS differ in {sorted(difference)}")
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from fastapi import Query, Request
 
-from gateway.auth import JOIN_TOKEN
-from gateway.routes.context import Context, NodePath, new_router
-from gateway.routes.queries import RemoveNodeQuery
+from gateway.http.auth import JOIN_TOKEN
+from gateway.http.routes.context import Context, NodePath, new_router
+from gateway.http.routes.queries import RemoveNodeQuery
 from gateway.wire.nodes import (
     DrainRequest,
     Heartbeat,

@@ -11,7 +11,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.app import STOP_GRACE, Gateway
+from gateway.http.app import STOP_GRACE, Gateway
 from gateway.wire.errors import ErrorBody, ErrorCode
 
 _log = logging.getLogger("gateway")

@@ -5,9 +5,9 @@ from typing import Annotated, Final
 from fastapi import Query, Request, Response
 
 from gateway.errors import ApiError
-from gateway.proxy import while_connected
-from gateway.routes.context import Context, Edge, SandboxPath, new_router
-from gateway.routes.queries import ListQuery, LogQuery
+from gateway.http.proxy import while_connected
+from gateway.http.routes.context import Context, Edge, SandboxPath, new_router
+from gateway.http.routes.queries import ListQuery, LogQuery
 from gateway.upstream import NodeCall, forwarded, segment
 from gateway.wire import limits
 from gateway.wire.sandboxes import (

@@ -11,8 +11,8 @@ from fastapi import Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.proxy import download, while_connected
-from gateway.routes.context import (
+from gateway.http.proxy import download, while_connected
+from gateway.http.routes.context import (
     Context,
     Edge,
     SandboxPath,
@@ -22,7 +22,7 @@ from gateway.routes.context import (
     new_router,
     read_session_id,
 )
-from gateway.routes.queries import EventsQuery, StreamQuery, WaitQuery, read_query
+from gateway.http.routes.queries import EventsQuery, StreamQuery, WaitQuery, read_query
 from gateway.services.ports import Route
 from gateway.upstream import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment, with_wait
 from gateway.wire import limits

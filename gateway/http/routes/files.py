@@ -4,9 +4,9 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.proxy import Upload, download, upload
-from gateway.routes.context import edge_in, require_sandbox_id
-from gateway.routes.queries import FileQuery, read_query
+from gateway.http.proxy import Upload, download, upload
+from gateway.http.routes.context import edge_in, require_sandbox_id
+from gateway.http.routes.queries import FileQuery, read_query
 from gateway.services.ports import Route
 from gateway.upstream import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
 

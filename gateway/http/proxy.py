@@ -12,7 +12,7 @@ import aiohttp
 from starlette.types import Message, Receive, Send
 
 from gateway.errors import ApiError
-from gateway.middleware import StreamBrokenError
+from gateway.http.middleware import StreamBrokenError
 from gateway.services.ports import NodeAddress
 from gateway.upstream import IDLE_TIMEOUT, NodeCall, Upstream, broken, late, read_answer
 
