@@ -13,11 +13,11 @@ import uvloop
 
 from gateway.http.app import MAX_REQUESTS, build_app
 from gateway.http.server import Server
+from gateway.node_client import Upstream
 from gateway.services.assembly import Services, build
 from gateway.services.tokens import TokenService
 from gateway.settings import GatewaySettings
 from gateway.store.db import StoreError
-from gateway.upstream import Upstream
 
 _log = logging.getLogger("gateway")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.core.model import Sandbox
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.states import ENDED, SandboxState
@@ -72,11 +72,11 @@ def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], 
     if item.generation < row.generation:
         # A restart is on its way or was refused, and the node keeps the workspace for it.
         ended = item.state in ENDED and _may_run_on(row)
-        return Update(row, lifecycle.over(row, item, now)) if ended else None
+        return Update(row, transitions.over(row, item, now)) if ended else None
     if item.operation_id != row.operation_id:
         return remove
     if row.state in ENDED:
-        alive = item.state in lifecycle.UNSETTLED or item.state in EXPECTED
+        alive = item.state in transitions.UNSETTLED or item.state in EXPECTED
         return remove if alive and seen.get(row.id) == row.version else None
     after = _moved(row, item, seen, now)
     return None if after is None else Update(row, after)
@@ -85,18 +85,18 @@ def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], 
 def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Sandbox | None:
     """The row after what the engine says, when that is another state than the row's."""
     if row.state is S.CREATING or (row.state is S.RESTORING and item.state is not S.CHECKPOINTED):
-        return lifecycle.settled(row, item, now)
+        return transitions.settled(row, item, now)
     if item.state in ENDED:
-        return lifecycle.ended(row, item, now)
+        return transitions.ended(row, item, now)
     if seen.get(row.id) != row.version:
         return None
     match row.state, item.state:
         case S.RUNNING, S.PAUSED:
-            return lifecycle.paused(row, now)
+            return transitions.paused(row, now)
         case S.PAUSED, S.RUNNING:
-            return lifecycle.resumed(row, now)
+            return transitions.resumed(row, now)
         case S.RESTORING, S.CHECKPOINTED:
-            return lifecycle.checkpointed(row, now)  # nobody is at it any more; the next call asks again
+            return transitions.checkpointed(row, now)  # nobody is at it any more; the next call asks again
         case _:
             return None
 
@@ -110,9 +110,9 @@ def _missing(
         if there or seen.get(row.id) != row.version:
             continue
         if row.state in EXPECTED:
-            yield Update(row, lifecycle.lost(row, f"node {node_id} no longer has it", now))
+            yield Update(row, transitions.lost(row, f"node {node_id} no longer has it", now))
         elif item is None and _may_run_on(row):
-            yield Update(row, lifecycle.over(row, None, now))
+            yield Update(row, transitions.over(row, None, now))
 
 
 def _may_run_on(row: Sandbox) -> bool:

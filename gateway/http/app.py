@@ -20,8 +20,8 @@ from gateway.http.proxy import CallerGoneError
 from gateway.http.responses import error_response, from_validation, internal_error, invalid_request
 from gateway.http.routes import bundle, capacity, exec, files, nodes, sandboxes, system, tokens
 from gateway.http.routes.context import Edge
+from gateway.node_client import Upstream
 from gateway.services.assembly import Services
-from gateway.upstream import Upstream
 from gateway.version import installed_version
 from gateway.wire.errors import ErrorCode, FieldError
 

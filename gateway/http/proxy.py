@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Send
 
 from gateway.errors import ApiError
 from gateway.http.middleware import StreamBrokenError
+from gateway.node_client import IDLE_TIMEOUT, NodeCall, Upstream, broken, late, read_answer
 from gateway.services.ports import NodeAddress
-from gateway.upstream import IDLE_TIMEOUT, NodeCall, Upstream, broken, late, read_answer
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from datetime import datetime
 
 from sqlmodel import Session
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.core.model import Sandbox
 from gateway.core.placement import NeverFits, NoRoom, Wanted
 from gateway.errors import ApiError
-from gateway.services import dispatcher
-from gateway.services.ledger import Written
+from gateway.services import scheduler
+from gateway.services.unit_of_work import Written
 from gateway.store import prepared, sandboxes
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
@@ -57,8 +57,8 @@ def admit(session: Session, application: Application) -> Written[Admitted]:
             sandbox_id=present.id,
             state=present.state.value,
         )
-    if lifecycle.starts_afresh(present):
-        return _begin(session, application, lifecycle.deleted(present, application.now))
+    if transitions.starts_afresh(present):
+        return _begin(session, application, transitions.deleted(present, application.now))
     return Written(Admitted(present, recovered=True))
 
 
@@ -67,14 +67,14 @@ def _begin(session: Session, application: Application, tombstone: Sandbox | None
     generation = 1 if tombstone is None else tombstone.generation + 1
     if tombstone is not None:
         next_state(SANDBOX_TRANSITIONS, tombstone.state, SandboxState.PENDING)
-    fresh = lifecycle.accepted(
+    fresh = transitions.accepted(
         application.spec, application.spec_hash, application.operation_id, application.now, generation
     )
-    answer = dispatcher.judge(session, Wanted.of(fresh))
+    answer = scheduler.judge(session, Wanted.of(fresh))
     if isinstance(answer, NeverFits):
         raise ApiError(
             ErrorCode.NEVER_FITS,
-            dispatcher.never_fits(fresh, answer),
+            scheduler.never_fits(fresh, answer),
             sandbox_id=fresh.id,
             reasons=list(answer.reasons),
             requested_resources=fresh.spec.shape,
@@ -89,7 +89,7 @@ def _begin(session: Session, application: Application, tombstone: Sandbox | None
         )
     # In the same transaction: at no moment is a sandbox wanted twice, as pending or placed and as prepared.
     batch = prepared.claim(session, application.spec, application.now, None if tombstone is None else tombstone.batch)
-    sandbox = replace(dispatcher.after(fresh, answer, application.now), batch=batch)
+    sandbox = replace(scheduler.after(fresh, answer, application.now), batch=batch)
     if tombstone is None:
         sandboxes.add(session, sandbox)
     else:

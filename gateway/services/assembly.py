@@ -8,28 +8,28 @@ from typing import IO, Self
 
 from sqlmodel import Session
 
-from gateway.core.lifecycle import UNSETTLED
-from gateway.core.liveness import Patience
 from gateway.core.model import Node, Sandbox
+from gateway.core.node_health import Patience
+from gateway.core.transitions import UNSETTLED
 from gateway.errors import ApiError
 from gateway.services.activity import Activity
-from gateway.services.background import Background
 from gateway.services.bundle import BundleService
 from gateway.services.capacity import CapacityService
+from gateway.services.controllers import Drivers, Rim
 from gateway.services.directory import Directory
-from gateway.services.dispatcher import Dispatcher
-from gateway.services.drivers import Drivers, Rim
 from gateway.services.expiry import Expiry
-from gateway.services.known_routes import KnownRoutes
-from gateway.services.ledger import Ledger
-from gateway.services.neighbours import Neighbours
+from gateway.services.node_credentials import lock_state, node_secret
+from gateway.services.node_monitor import Silence
 from gateway.services.nodes import NodeService
+from gateway.services.peers import Neighbours
 from gateway.services.ports import Clock, NewId, NodeGateway, SystemClock
 from gateway.services.prepared import PreparedService
+from gateway.services.route_cache import KnownRoutes
 from gateway.services.sandboxes import SandboxService
-from gateway.services.secret import lock_state, node_secret
-from gateway.services.silence import Silence
+from gateway.services.scheduler import Dispatcher
+from gateway.services.tasks import Background
 from gateway.services.tokens import TokenService
+from gateway.services.unit_of_work import Ledger
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
 from gateway.store.db import Database

@@ -4,9 +4,9 @@ from collections import Counter
 
 from gateway.core.prepared import PreparedKind
 from gateway.errors import ApiError
-from gateway.services.dispatcher import Dispatcher
 from gateway.services.ports import Clock
-from gateway.services.records import prepared_builders, prepared_capacity
+from gateway.services.scheduler import Dispatcher
+from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.store import ceilings, prepared, waiting
 from gateway.store.db import Database
 from gateway.store.waiting import Waiting

@@ -6,12 +6,12 @@ from typing import Final
 
 from sqlmodel import Session
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.core.model import Sandbox
 from gateway.services.activity import FLUSH_INTERVAL
-from gateway.services.deadlines import Deadlines
-from gateway.services.ledger import Ledger, Written
 from gateway.services.ports import Clock
+from gateway.services.timers import Deadlines
+from gateway.services.unit_of_work import Ledger, Written
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, prepared, sandboxes, tokens
 from gateway.wire.errors import ErrorCode
@@ -90,7 +90,7 @@ class Expiry:
         expires_at, now = self._armed.get(sandbox_id), self._clock.now()
 
         def decide(row: Sandbox) -> Sandbox | None:
-            return lifecycle.unless_leaving(row, DeathReason.TTL, now) if row.expires_at == expires_at else None
+            return transitions.unless_leaving(row, DeathReason.TTL, now) if row.expires_at == expires_at else None
 
         await self._ledger.change(sandbox_id, decide)
 
@@ -109,7 +109,7 @@ class Expiry:
                 return Written(False)
             if (now - row.active_at).total_seconds() < lease - FLUSH_INTERVAL:
                 return Written(True)
-            after = sandboxes.save(session, row, lifecycle.failed(row, ErrorCode.NO_ROOM, message, now))
+            after = sandboxes.save(session, row, transitions.failed(row, ErrorCode.NO_ROOM, message, now))
             return Written(False, (after,))
 
         asked_elsewhere = await self._ledger.commit(fn)

@@ -7,18 +7,18 @@ from datetime import datetime, timedelta
 
 from sqlmodel import Session
 
-from gateway.core import inventory, lifecycle, liveness
+from gateway.core import inventory, node_health, transitions
 from gateway.core.inventory import Remove, Update
 from gateway.core.model import JoinGrant, Node, Sandbox
 from gateway.errors import ApiError
 from gateway.services.activity import Activity
-from gateway.services.drivers import Rim
-from gateway.services.enrolment import Enrolment, check_url, enrol
-from gateway.services.ledger import Written
+from gateway.services.controllers import Rim
+from gateway.services.node_monitor import Silence, give_up
 from gateway.services.ports import NodeAddress
-from gateway.services.records import node_record
-from gateway.services.silence import Silence, give_up
+from gateway.services.registration import Enrolment, check_url, enrol
+from gateway.services.to_wire import node_record
 from gateway.services.tokens import TokenService, new_secret, sha256_of
+from gateway.services.unit_of_work import Written
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
 from gateway.wire.errors import ErrorCode
@@ -128,7 +128,7 @@ class NodeService:
 
         def fn(session: Session) -> NodeEnvelope:
             node = _known(session, node_id)
-            return _envelope(session, nodes.save(session, node, liveness.drained(node, draining)))
+            return _envelope(session, nodes.save(session, node, node_health.drained(node, draining)))
 
         envelope = await self._rim.ledger.db.write(fn)
         self._rim.dispatcher.wake()
@@ -183,7 +183,7 @@ class NodeService:
             if taken.news:
                 self._seen[node_id] = inventory.with_versions(taken.rows, taken.decisions)
                 self._rim.dispatcher.forgive(node_id)
-                if liveness.capacity_changed(taken.before, taken.after):
+                if node_health.capacity_changed(taken.before, taken.after):
                     self._rim.dispatcher.wake()
                 await self._end_idle(taken, beat)
         removals = [Removal(sandbox_id=d.sandbox_id, generation=d.generation) for d in _removes(taken)]
@@ -196,9 +196,9 @@ class NodeService:
     def _take_in(self, session: Session, node_id: str, beat: Heartbeat, seen: Mapping[str, int]) -> Written[_TakenIn]:
         now = self._rim.clock.now()
         node = _known(session, node_id)
-        if not liveness.is_news(node, beat):
+        if not node_health.is_news(node, beat):
             return Written(_TakenIn(node, node, (), (), news=False))
-        after = nodes.save(session, node, liveness.heard(node, beat, now))
+        after = nodes.save(session, node, node_health.heard(node, beat, now))
         rows = tuple(sandboxes.on_node(session, node_id))
         decisions = tuple(inventory.reconcile(rows, beat.inventory, seen, node_id, now))
         changed = [sandboxes.save(session, d.before, d.after) for d in decisions if isinstance(d, Update)]
@@ -223,7 +223,7 @@ class NodeService:
     async def _expire(self, sandbox: Sandbox, now: datetime) -> None:
         def decide(row: Sandbox) -> Sandbox | None:
             same = row.generation == sandbox.generation
-            return lifecycle.unless_leaving(row, DeathReason.IDLE, now) if same else None
+            return transitions.unless_leaving(row, DeathReason.IDLE, now) if same else None
 
         await self._rim.ledger.change(sandbox.id, decide)
 
@@ -241,7 +241,7 @@ class NodeService:
                 retryable=False,
             )
         changed = give_up(session, node_id, self._rim.new_id, self._rim.clock)
-        gone = nodes.save(session, node, liveness.in_state(node, NodeState.GONE))
+        gone = nodes.save(session, node, node_health.in_state(node, NodeState.GONE))
         tokens.revoke_of_node(session, node_id, self._rim.clock.now())
         return Written(_envelope(session, gone), tuple(changed))
 

@@ -9,7 +9,7 @@ from sqlmodel import Session
 from gateway.core.placement import NeverFits, Wanted
 from gateway.core.prepared import Prepared, PreparedKind
 from gateway.errors import ApiError
-from gateway.services import dispatcher
+from gateway.services import scheduler
 from gateway.services.ports import Clock, NewId
 from gateway.store import prepared
 from gateway.store.db import Database
@@ -40,7 +40,7 @@ class PreparedService:
         asked = replace(fresh, runtime=request.chosen_runtime, isolation=request.isolation, image=request.image)
 
         def fn(session: Session) -> Prepared:
-            answer = dispatcher.judge(session, Wanted(asked.shape, asked.runtime, asked.isolation))
+            answer = scheduler.judge(session, Wanted(asked.shape, asked.runtime, asked.isolation))
             if isinstance(answer, NeverFits):
                 raise ApiError(
                     ErrorCode.NEVER_FITS,

@@ -9,17 +9,17 @@ from weakref import WeakValueDictionary
 
 from sqlmodel import Session
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.core.model import Node, Sandbox
 from gateway.errors import ApiError
-from gateway.services import refusals
+from gateway.services import errors
 from gateway.services.activity import Activity
 from gateway.services.admission import Admitted, Application, admit
-from gateway.services.drivers import Rim
+from gateway.services.controllers import Rim
 from gateway.services.expiry import Expiry
-from gateway.services.ledger import Watch, Written
 from gateway.services.ports import NodeAddress, Route
-from gateway.services.records import cursor_after, read_cursor, sandbox_record
+from gateway.services.to_wire import cursor_after, read_cursor, sandbox_record
+from gateway.services.unit_of_work import Watch, Written
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes
 from gateway.wire import limits
@@ -79,7 +79,7 @@ class SandboxService:
                     break
                 # An earlier sandbox of this id is on its way out.
                 if not await watch.change(self._clock, until):
-                    raise refusals.still_deleting(admitted.sandbox)
+                    raise errors.still_deleting(admitted.sandbox)
             sandbox = await self._brought_up(
                 admitted.sandbox, watch, until, was_there=admitted.recovered, seated=seated
             )
@@ -208,7 +208,7 @@ class SandboxService:
         with self._rim.routes.reading(sandbox_id) as reading:
             located = await self._locate(sandbox_id)
             if generation is not None and generation != located.sandbox.generation:
-                raise refusals.other_generation(located.sandbox, generation)
+                raise errors.other_generation(located.sandbox, generation)
             self.touch(sandbox_id)
             if running and located.sandbox.state is S.PAUSED:
                 await self.resume(sandbox_id)
@@ -217,7 +217,7 @@ class SandboxService:
             sandbox = located.sandbox
             ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
             if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
-                raise refusals.not_running(sandbox)
+                raise errors.not_running(sandbox)
             route = Route(sandbox.id, sandbox.generation, self._address(located))
             if sandbox.state is S.RUNNING:
                 self._rim.routes.keep(reading, route)
@@ -258,9 +258,9 @@ class SandboxService:
     async def _until_next_try(self, seated: bool) -> float:
         """Seconds after which a create that still waits shall be sent again; well within its lease."""
         if seated:
-            return refusals.RETRY_AFTER
+            return errors.RETRY_AFTER
         others = await self._ledger.db.read(lambda session: sandboxes.count_in(session, S.PENDING))
-        return min(max(refusals.RETRY_AFTER, others / RETRIES_PER_SECOND), self._settings.pending_lease / 3)
+        return min(max(errors.RETRY_AFTER, others / RETRIES_PER_SECOND), self._settings.pending_lease / 3)
 
     async def _brought_up(
         self, sandbox: Sandbox, watch: Watch, until: float, *, was_there: bool = False, seated: bool = True
@@ -278,15 +278,15 @@ class SandboxService:
                 if current.state is S.PENDING:
                     self._asked_for(sandbox.id)
                     reasons = self._rim.dispatcher.reasons(current)
-                    raise refusals.no_room(current, reasons, await self._until_next_try(seated))
+                    raise errors.no_room(current, reasons, await self._until_next_try(seated))
                 if current.state is S.CREATING:
-                    raise refusals.in_progress(current)
+                    raise errors.in_progress(current)
                 break
             current = watch.newer_than(current)
         if current.state in {S.DELETING, S.DELETED}:
-            raise refusals.deleted_meanwhile(current)
+            raise errors.deleted_meanwhile(current)
         if current.state is S.FAILED and current.error is not None and not (was_there and current.ever_ran):
-            raise refusals.failed(current)
+            raise errors.failed(current)
         return current
 
     # -- delete -------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class SandboxService:
             row = sandboxes.get(session, sandbox_id)
             if row is None or row.state is S.DELETED:
                 return Written(None)
-            after = lifecycle.unless_leaving(row, DeathReason.DELETED, now)
+            after = transitions.unless_leaving(row, DeathReason.DELETED, now)
             if after is None:
                 return Written(row)
             saved = sandboxes.save(session, row, after)
@@ -311,25 +311,25 @@ class SandboxService:
         if latest.generation == sandbox.generation:
             return latest
         # The id is in use again already.
-        return lifecycle.deleted(sandbox, self._clock.now())
+        return transitions.deleted(sandbox, self._clock.now())
 
     # -- restart ------------------------------------------------------------------------------------------------------
 
     def _begin_restart(self, session: Session, sandbox_id: str) -> Written[Sandbox]:
         sandbox = sandboxes.get(session, sandbox_id)
         if sandbox is None or sandbox.state is S.DELETED:
-            raise refusals.not_found(sandbox_id, sandbox)
+            raise errors.not_found(sandbox_id, sandbox)
         if sandbox.state in {S.PENDING, S.CREATING}:
             return Written(sandbox)
         if sandbox.state not in {S.RUNNING, S.PAUSED, S.EXITED, S.FAILED} or not sandbox.ever_ran:
-            raise refusals.not_running(sandbox)
+            raise errors.not_running(sandbox)
         room = next((room for room in nodes.rooms(session) if room.node.id == sandbox.node_id), None)
         if room is None:
-            raise refusals.workspace_gone(sandbox)
+            raise errors.workspace_gone(sandbox)
         short = sandbox.granted.shortfalls(room.free + sandbox.held)
         if short:
-            raise refusals.no_room_to_restart(sandbox, short)
-        after = lifecycle.restarted(sandbox, self._rim.new_id(), self._clock.now())
+            raise errors.no_room_to_restart(sandbox, short)
+        after = transitions.restarted(sandbox, self._rim.new_id(), self._clock.now())
         saved = sandboxes.save(session, sandbox, after)
         return Written(saved, (saved,))
 
@@ -338,14 +338,14 @@ class SandboxService:
     async def _present(self, sandbox_id: str) -> Sandbox:
         sandbox = await self._ledger.db.read(lambda session: sandboxes.get(session, sandbox_id))
         if sandbox is None:
-            raise refusals.not_found(sandbox_id, None)
+            raise errors.not_found(sandbox_id, None)
         return sandbox
 
     async def _locate(self, sandbox_id: str) -> _Located:
         def fn(session: Session) -> _Located:
             sandbox = sandboxes.get(session, sandbox_id)
             if sandbox is None or sandbox.state is S.DELETED:
-                raise refusals.not_found(sandbox_id, sandbox)
+                raise errors.not_found(sandbox_id, sandbox)
             return _Located(sandbox, None if sandbox.node_id is None else nodes.get(session, sandbox.node_id))
 
         return await self._ledger.db.read(fn)
@@ -353,7 +353,7 @@ class SandboxService:
     def _address(self, located: _Located) -> NodeAddress:
         node = located.node
         if node is None or node.state in {NodeState.LOST, NodeState.GONE}:
-            raise refusals.node_away(located.sandbox)
+            raise errors.node_away(located.sandbox)
         return self._rim.directory.address_of(node)
 
     async def _settle(self, sandbox: Sandbox, state: SandboxState) -> Sandbox:
@@ -363,7 +363,7 @@ class SandboxService:
         def decide(row: Sandbox) -> Sandbox | None:
             if (row.operation_id, row.state) != (sandbox.operation_id, sandbox.state):
                 return None
-            return lifecycle.paused(row, now) if state is S.PAUSED else lifecycle.resumed(row, now)
+            return transitions.paused(row, now) if state is S.PAUSED else transitions.resumed(row, now)
 
         return await self._ledger.change(sandbox.id, decide) or await self._present(sandbox.id)
 
@@ -373,5 +373,5 @@ class SandboxService:
 
 def _expect(sandbox: Sandbox, state: SandboxState) -> Sandbox:
     if sandbox.state is not state:
-        raise refusals.not_running(sandbox)
+        raise errors.not_running(sandbox)
     return sandbox

@@ -11,9 +11,9 @@ from sqlmodel import Session
 
 from gateway.core.model import Token
 from gateway.errors import ApiError
-from gateway.services.enrolment import valid_grant
 from gateway.services.ports import Clock, NewId
-from gateway.services.records import token_record
+from gateway.services.registration import valid_grant
+from gateway.services.to_wire import token_record
 from gateway.store import tokens
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode

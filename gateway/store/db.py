@@ -91,16 +91,16 @@ class Database:
         """Tells the other gateways on this database that these sandboxes change with the transaction."""
         if self.shared:
             # The driver of PostgreSQL is there only where that is used.
-            from gateway.store import notices
+            from gateway.store import notify
 
-            notices.announce(session, self._name, ids)
+            notify.announce(session, self._name, ids)
 
     async def notices(self) -> AsyncGenerator[list[str] | None, None]:
-        """What other gateways announce, see `gateway.store.notices.listen`; nothing where there can be none."""
+        """What other gateways announce, see `gateway.store.notify.listen`; nothing where there can be none."""
         if self.shared:
-            from gateway.store import notices
+            from gateway.store import notify
 
-            async with contextlib.aclosing(notices.listen(self._engine, self._name)) as heard:
+            async with contextlib.aclosing(notify.listen(self._engine, self._name)) as heard:
                 async for ids in heard:
                     yield ids
 

@@ -21,10 +21,10 @@ from gateway.core.prepared import Prepared, PreparedKind
 from gateway.errors import ApiError
 from gateway.http.app import Gateway, build_app
 from gateway.http.server import Server
+from gateway.node_client import Upstream
 from gateway.services.assembly import Services
 from gateway.services.ports import NodeAddress, Route
 from gateway.services.tokens import Principal
-from gateway.upstream import Upstream
 from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode

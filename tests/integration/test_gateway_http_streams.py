@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 import requests
 
-from gateway import upstream
+from gateway import node_client
 from gateway.errors import ApiError
 from gateway.http import proxy
 from gateway.http.routes import exec, files
-from gateway.upstream import CALL_TIMEOUT, with_wait
+from gateway.node_client import CALL_TIMEOUT, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import ExecOrder
@@ -251,13 +251,13 @@ def test_all_that_a_call_waits_for_is_less_than_clients_in_the_field_wait() -> N
     assert longest > limits.MAX_LONG_POLL
     assert longest + exec.LOOK_TIMEOUT <= CALL_TIMEOUT < 30
     assert limits.MAX_LONG_POLL < with_wait(limits.MAX_LONG_POLL) <= CALL_TIMEOUT
-    assert with_wait(0) == upstream.ANSWER_TIMEOUT
+    assert with_wait(0) == node_client.ANSWER_TIMEOUT
 
 
 def test_a_start_on_a_node_that_stands_still_tells_all_that_was_waited(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "ANSWER_TIMEOUT", 0.25)
+    monkeypatch.setattr(node_client, "ANSWER_TIMEOUT", 0.25)
     monkeypatch.setattr(exec, "LOOK_TIMEOUT", 0.125)
     with stands_still() as url:
         edge.services.node_url = url

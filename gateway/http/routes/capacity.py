@@ -2,7 +2,7 @@
 
 from gateway.core.prepared import PreparedKind
 from gateway.http.routes.context import Context, PreparePath, new_router
-from gateway.services.records import prepared_builders, prepared_capacity
+from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.wire.capacity import (
     BuilderPrepareAnswer,
     BuilderPrepareDeleted,

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Request
 from starlette.types import Scope
 
 from gateway.errors import ApiError
+from gateway.node_client import Upstream
 from gateway.services.assembly import Services
-from gateway.upstream import Upstream
 from gateway.wire import limits
 from gateway.wire.errors import ErrorBody, ErrorCode
 

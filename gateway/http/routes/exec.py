@@ -23,8 +23,8 @@ from gateway.http.routes.context import (
     read_session_id,
 )
 from gateway.http.routes.queries import EventsQuery, StreamQuery, WaitQuery, read_query
+from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment, with_wait
 from gateway.services.ports import Route
-from gateway.upstream import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecEnvelope, ExecEvents, ExecRequest, SignalRequest, StdinRequest

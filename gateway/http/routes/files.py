@@ -7,8 +7,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.proxy import Upload, download, upload
 from gateway.http.routes.context import edge_in, require_sandbox_id
 from gateway.http.routes.queries import FileQuery, read_query
+from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
 from gateway.services.ports import Route
-from gateway.upstream import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
 
 
 class Files:

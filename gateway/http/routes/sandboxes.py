@@ -8,7 +8,7 @@ from gateway.errors import ApiError
 from gateway.http.proxy import while_connected
 from gateway.http.routes.context import Context, Edge, SandboxPath, new_router
 from gateway.http.routes.queries import ListQuery, LogQuery
-from gateway.upstream import NodeCall, forwarded, segment
+from gateway.node_client import NodeCall, forwarded, segment
 from gateway.wire import limits
 from gateway.wire.sandboxes import (
     DeleteAnswer,

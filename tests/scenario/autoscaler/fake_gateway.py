@@ -24,7 +24,7 @@ NEVER = timedelta(seconds=-1)
 
 @dataclass
 class Grant:
-    """What one join token allows; the rules are those of `gateway.services.enrolment`."""
+    """What one join token allows; the rules are those of `gateway.services.registration`."""
 
     number: int
     """Later ones are greater."""

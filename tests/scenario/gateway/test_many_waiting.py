@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import event, text
 from sqlmodel import Session
 
-from gateway.core import batch, lifecycle
+from gateway.core import batch, transitions
 from gateway.core.model import Sandbox
 from gateway.errors import ApiError
-from gateway.services import dispatcher
 from gateway.services import sandboxes as service
+from gateway.services import scheduler
 from gateway.store import mapping, sandboxes, waiting
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
@@ -45,7 +45,7 @@ async def crowd(world: World, count: int) -> list[str]:
         names = []
         for number in range(count):
             wanted = spec(f"s{number:05}", disk_mb=64, **SHAPES[number % len(SHAPES)])
-            row = lifecycle.accepted(wanted, wanted.sha256(), f"op{number}", now + timedelta(microseconds=number))
+            row = transitions.accepted(wanted, wanted.sha256(), f"op{number}", now + timedelta(microseconds=number))
             names.append(sandboxes.add(session, row).id)
         return names
 
@@ -118,7 +118,7 @@ async def test_a_look_costs_what_can_be_placed(here: World, count: int, monkeypa
 
 
 async def test_all_get_their_turn_in_batches(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "BATCH", 7)
+    monkeypatch.setattr(scheduler, "BATCH", 7)
     node = await here.join(total=FULL)
     names = await crowd(here, 30)
     await grown(here, node, 1000)
@@ -129,7 +129,7 @@ async def test_all_get_their_turn_in_batches(here: World, monkeypatch: pytest.Mo
 async def test_those_that_the_node_refused_hold_up_nobody_behind_them(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "BATCH", 2)
+    monkeypatch.setattr(scheduler, "BATCH", 2)
     node = await here.join(total=FULL)
     names = await crowd(here, 12)
     here.fleet.fail("create", *[ApiError(ErrorCode.NODE_REFUSED, "not this one")] * 6)

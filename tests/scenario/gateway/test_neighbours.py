@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from gateway.errors import ApiError
-from gateway.services.background import RESTART_AFTER
-from gateway.services.neighbours import TAKEOVER_INTERVAL
+from gateway.services.peers import TAKEOVER_INTERVAL
+from gateway.services.tasks import RESTART_AFTER
 from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.liveness import Patience
+from gateway.core.node_health import Patience
 from gateway.errors import ApiError
 from gateway.services.assembly import build
-from gateway.services.deadlines import RETRY_AFTER
+from gateway.services.timers import RETRY_AFTER
 from gateway.store import sandboxes
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway.errors import ApiError
-from gateway.services import known_routes
+from gateway.services import route_cache
 from gateway.services.assembly import build
 from gateway.services.ports import Route
 from gateway.store.db import Database
@@ -80,7 +80,7 @@ async def test_the_second_call_asks_the_store_nothing_and_the_first_after_a_whil
         before = db.transactions
         assert [await call(here) for _ in range(50)] == [1] * 50
         assert db.transactions == before
-        here.moved.advance(known_routes.KEPT_SECONDS)
+        here.moved.advance(route_cache.KEPT_SECONDS)
         await call(here)
         assert db.transactions == before + 1
 
@@ -183,7 +183,7 @@ async def test_what_was_read_before_a_change_is_not_kept_after_it(tmp_path: Path
 
 
 async def test_no_more_than_so_many_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_routes, "MOST_KEPT", 2)
+    monkeypatch.setattr(route_cache, "MOST_KEPT", 2)
     async with watched(tmp_path) as (here, db):
         await here.join()
         for name in ("a", "b", "c"):

@@ -12,7 +12,7 @@ from sqlmodel import Session
 
 from gateway.core.model import Sandbox
 from gateway.errors import ApiError
-from gateway.services.drivers import RESTART_PATIENCE
+from gateway.services.controllers import RESTART_PATIENCE
 from gateway.store import nodes, sandboxes
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape

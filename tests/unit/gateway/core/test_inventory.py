@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.core.inventory import Decision, Remove, Update, reconcile, with_versions
 from gateway.core.model import Sandbox
 from gateway.wire.nodes import InventoryItem
@@ -20,7 +20,7 @@ SPEC = SandboxSpec(id="a", image="busybox")
 
 
 def row(state: SandboxState, generation: int = 2, version: int = 7) -> Sandbox:
-    accepted = lifecycle.accepted(SPEC, "hash", "op", NOW, generation)
+    accepted = transitions.accepted(SPEC, "hash", "op", NOW, generation)
     ended_at = NOW if state in ENDED else None
     return replace(accepted, state=state, node_id="n", version=version, started_at=NOW, ended_at=ended_at)
 
@@ -120,7 +120,7 @@ def test_an_older_generation_stays_for_the_restart_that_is_on_its_way() -> None:
 def test_the_end_of_what_a_refused_restart_left_running_is_noted(
     on_node: SandboxState | None, old: bool, ended: bool
 ) -> None:
-    refused = lifecycle.restart_refused(row(S.CREATING), "full", NOW)
+    refused = transitions.restart_refused(row(S.CREATING), "full", NOW)
     decisions = decide([refused], [] if on_node is None else [item(on_node, 1)], old=old)
     assert decisions == ([Update(refused, replace(refused, ended_at=NOW))] if ended else [])
 

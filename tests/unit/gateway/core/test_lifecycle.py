@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gateway.core import lifecycle
-from gateway.core.lifecycle import Outcome
+from gateway.core import transitions
 from gateway.core.model import NOTHING, Sandbox
 from gateway.core.placement import Placed
+from gateway.core.transitions import Outcome
 from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.resources import Shape
@@ -22,15 +22,15 @@ SPEC = SandboxSpec(id="a", image="busybox", cpus=2, disk_mb=100, ttl_seconds=60,
 
 
 def accepted() -> Sandbox:
-    return lifecycle.accepted(SPEC, "hash", "op-1", NOW)
+    return transitions.accepted(SPEC, "hash", "op-1", NOW)
 
 
 def creating() -> Sandbox:
-    return lifecycle.placed(accepted(), Placed("n", "docker", 4), NOW)
+    return transitions.placed(accepted(), Placed("n", "docker", 4), NOW)
 
 
 def running() -> Sandbox:
-    return lifecycle.running(creating(), item(S.RUNNING), NOW)
+    return transitions.running(creating(), item(S.RUNNING), NOW)
 
 
 def item(state: SandboxState, reason: DeathReason | None = None) -> InventoryItem:
@@ -50,24 +50,24 @@ def test_what_is_held_follows_the_state() -> None:
     assert accepted().held == NOTHING
     assert creating().held == full
     assert running().held == full
-    assert lifecycle.paused(running(), NOW).held == full
-    assert lifecycle.deleting(running(), DeathReason.TTL, NOW).held == full
-    dead = lifecycle.ended(running(), item(S.EXITED), NOW)
+    assert transitions.paused(running(), NOW).held == full
+    assert transitions.deleting(running(), DeathReason.TTL, NOW).held == full
+    dead = transitions.ended(running(), item(S.EXITED), NOW)
     assert dead.held == disk
-    assert lifecycle.deleting(dead, DeathReason.DELETED, NOW).held == disk
-    assert lifecycle.failed(creating(), ErrorCode.IMAGE_ERROR, "x", NOW).held == NOTHING
-    assert lifecycle.lost(running(), "gone", NOW).held == NOTHING
-    assert lifecycle.requeued(creating(), "op-2", NOW).held == NOTHING
+    assert transitions.deleting(dead, DeathReason.DELETED, NOW).held == disk
+    assert transitions.failed(creating(), ErrorCode.IMAGE_ERROR, "x", NOW).held == NOTHING
+    assert transitions.lost(running(), "gone", NOW).held == NOTHING
+    assert transitions.requeued(creating(), "op-2", NOW).held == NOTHING
 
 
 def test_going_back_to_waiting_fences_the_old_order() -> None:
-    again = lifecycle.requeued(creating(), "op-2", LATER)
+    again = transitions.requeued(creating(), "op-2", LATER)
     assert (again.state, again.generation, again.operation_id, again.node_id) == (S.PENDING, 2, "op-2", None)
 
 
 def test_a_restart_begins_with_a_clean_slate_and_keeps_the_deadline() -> None:
-    dead = lifecycle.ended(running(), item(S.FAILED, DeathReason.OOM), NOW)
-    again = lifecycle.restarted(dead, "op-2", LATER)
+    dead = transitions.ended(running(), item(S.FAILED, DeathReason.OOM), NOW)
+    again = transitions.restarted(dead, "op-2", LATER)
     assert (again.state, again.generation, again.reason, again.exit_code) == (S.CREATING, 2, None, None)
     assert (again.node_id, again.expires_at) == ("n", dead.expires_at)
 
@@ -87,7 +87,7 @@ def test_a_restart_begins_with_a_clean_slate_and_keeps_the_deadline() -> None:
 )
 def test_when_the_node_is_given_up(state: SandboxState, ran: bool, expected: SandboxState | None) -> None:
     sandbox = replace(creating(), state=state, started_at=NOW if ran else None)
-    after = lifecycle.without_node(sandbox, "op-2", "node n was given up", LATER)
+    after = transitions.without_node(sandbox, "op-2", "node n was given up", LATER)
     assert (after and after.state) == expected
     if after is not None and expected is not S.LOST:
         assert after.held == NOTHING
@@ -96,7 +96,7 @@ def test_when_the_node_is_given_up(state: SandboxState, ran: bool, expected: San
 @pytest.mark.parametrize("state", list(S))
 def test_delete_is_legal_in_every_state(state: SandboxState) -> None:
     on_node = replace(running(), state=state, reason=None)
-    after = lifecycle.unless_leaving(on_node, DeathReason.TTL, LATER)
+    after = transitions.unless_leaving(on_node, DeathReason.TTL, LATER)
     if state in {S.DELETING, S.DELETED}:
         assert after is None
     else:
@@ -106,26 +106,26 @@ def test_delete_is_legal_in_every_state(state: SandboxState) -> None:
 
 
 def test_the_first_cause_of_death_stays() -> None:
-    dead = lifecycle.ended(running(), item(S.FAILED, DeathReason.OOM), NOW)
-    assert lifecycle.deleting(dead, DeathReason.DELETED, LATER).reason is DeathReason.OOM
+    dead = transitions.ended(running(), item(S.FAILED, DeathReason.OOM), NOW)
+    assert transitions.deleting(dead, DeathReason.DELETED, LATER).reason is DeathReason.OOM
 
 
 def test_a_start_failure_in_an_inventory_is_told_to_the_creator() -> None:
-    dead = lifecycle.ended(creating(), item(S.FAILED, DeathReason.IMAGE_ERROR), NOW)
+    dead = transitions.ended(creating(), item(S.FAILED, DeathReason.IMAGE_ERROR), NOW)
     assert dead.error is ErrorCode.IMAGE_ERROR
-    assert lifecycle.ended(creating(), item(S.FAILED, DeathReason.OOM), NOW).error is None
+    assert transitions.ended(creating(), item(S.FAILED, DeathReason.OOM), NOW).error is None
 
 
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_error_of_an_order_has_an_outcome(code: ErrorCode) -> None:
-    outcome = lifecycle.outcome_of(code)
+    outcome = transitions.outcome_of(code)
     if outcome is Outcome.FINAL:
         assert not CODE_RULES[code].retryable, "what may succeed later must not kill a sandbox"
-    assert lifecycle.outcome_of(ErrorCode.NODE_UNREACHABLE) is Outcome.UNKNOWN
-    assert lifecycle.outcome_of(ErrorCode.TIMEOUT) is Outcome.UNKNOWN
-    assert lifecycle.outcome_of(ErrorCode.NODE_REFUSED) is Outcome.REFUSED
+    assert transitions.outcome_of(ErrorCode.NODE_UNREACHABLE) is Outcome.UNKNOWN
+    assert transitions.outcome_of(ErrorCode.TIMEOUT) is Outcome.UNKNOWN
+    assert transitions.outcome_of(ErrorCode.NODE_REFUSED) is Outcome.REFUSED
 
 
 def test_a_change_outside_the_table_is_a_bug() -> None:
     with pytest.raises(IllegalTransitionError):
-        lifecycle.paused(accepted(), NOW)
+        transitions.paused(accepted(), NOW)

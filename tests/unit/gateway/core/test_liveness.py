@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.core import liveness
-from gateway.core.liveness import Patience
+from gateway.core import node_health
 from gateway.core.model import Node
+from gateway.core.node_health import Patience
 from gateway.wire.resources import Shape
 from gateway.wire.states import NODE_TRANSITIONS, NodeState
 
@@ -35,22 +35,22 @@ NODE = Node(
     ],
 )
 def test_silence(state: NodeState, age: float, expected: NodeState) -> None:
-    assert liveness.silent(state, age, PATIENCE) is expected
+    assert node_health.silent(state, age, PATIENCE) is expected
 
 
 @pytest.mark.parametrize("state", list(N))
 def test_the_next_judgement_is_the_age_at_which_the_state_changes(state: NodeState) -> None:
-    age = liveness.next_judgement(state, PATIENCE)
+    age = node_health.next_judgement(state, PATIENCE)
     if age is None:
-        assert liveness.silent(state, 1e9, PATIENCE) is state
+        assert node_health.silent(state, 1e9, PATIENCE) is state
     else:
-        assert liveness.silent(state, age - 0.001, PATIENCE) is state
-        assert liveness.silent(state, age, PATIENCE) is not state
+        assert node_health.silent(state, age - 0.001, PATIENCE) is state
+        assert node_health.silent(state, age, PATIENCE) is not state
 
 
 def test_silence_takes_one_legal_step_at_a_time() -> None:
     steps = [N.READY]
-    while (after := liveness.silent(steps[-1], 1e9, PATIENCE)) is not steps[-1]:
+    while (after := node_health.silent(steps[-1], 1e9, PATIENCE)) is not steps[-1]:
         steps.append(after)
     assert steps == [N.READY, N.UNREACHABLE, N.LOST]
     assert all(later in NODE_TRANSITIONS[earlier] for earlier, later in pairwise(steps))
@@ -58,6 +58,6 @@ def test_silence_takes_one_legal_step_at_a_time() -> None:
 
 @pytest.mark.parametrize("state", [N.UNREACHABLE, N.LOST])
 def test_a_silent_node_that_is_drained_is_draining_when_it_speaks_again(state: NodeState) -> None:
-    drained = liveness.drained(replace(NODE, state=state), True)
+    drained = node_health.drained(replace(NODE, state=state), True)
     assert drained.state is state
-    assert liveness.opened(drained).state is N.DRAINING
+    assert node_health.opened(drained).state is N.DRAINING

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.services.background import Background, wait_for_event
-from gateway.services.deadlines import RETRY_AFTER, Deadlines
+from gateway.services.tasks import Background, wait_for_event
+from gateway.services.timers import RETRY_AFTER, Deadlines
 from tests.scenario.gateway.world import MovedClock
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.services.directory import Directory
-from gateway.services.secret import lock_state, node_secret
+from gateway.services.node_credentials import lock_state, node_secret
 from gateway.store.db import Database, StoreError
 
 

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, event, text
 from sqlmodel import Session, SQLModel
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.errors import ApiError
 from gateway.store import sandboxes
 from gateway.store.db import Database, StaleError, StoreError, make_engine
@@ -26,8 +26,8 @@ def url_of(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def new(name: str) -> lifecycle.Sandbox:
-    return lifecycle.accepted(SandboxSpec(id=name, image="busybox", labels={"k": name}), "hash", "op", NOW)
+def new(name: str) -> transitions.Sandbox:
+    return transitions.accepted(SandboxSpec(id=name, image="busybox", labels={"k": name}), "hash", "op", NOW)
 
 
 def test_the_migrations_make_exactly_what_the_tables_say(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_stale_write_runs_again_and_gives_up_in_the_end(tmp_path: Path) 
 async def test_a_change_of_an_old_version_is_stale(tmp_path: Path) -> None:
     db = Database.open(url_of(tmp_path / "g.db"))
     old = await db.write(lambda session: sandboxes.add(session, new("a")))
-    after = lifecycle.failed(old, ErrorCode.NO_ROOM, "x", NOW)
+    after = transitions.failed(old, ErrorCode.NO_ROOM, "x", NOW)
     saved = await db.write(lambda session: sandboxes.save(session, old, after))
     assert saved.version == old.version + 1
     assert await db.read(lambda session: sandboxes.get(session, "a")) == saved
@@ -187,7 +187,7 @@ async def test_purging_takes_labels_along(tmp_path: Path) -> None:
         live = sandboxes.add(session, new("live"))
         assert live.state == "pending"
         gone = sandboxes.add(session, new("gone"))
-        sandboxes.save(session, gone, lifecycle.deleted(gone, NOW))
+        sandboxes.save(session, gone, transitions.deleted(gone, NOW))
         return sandboxes.purge(session, datetime(2026, 1, 2, tzinfo=UTC))
 
     assert await db.write(fn) == 1

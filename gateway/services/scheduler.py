@@ -15,12 +15,12 @@ from typing import Final
 
 from sqlmodel import Session
 
-from gateway.core import lifecycle
+from gateway.core import transitions
 from gateway.core.batch import Batch, place_all
 from gateway.core.model import Sandbox
 from gateway.core.placement import NeverFits, NoRoom, Placed, Placement, Wanted, place
-from gateway.services.ledger import Ledger, Written
 from gateway.services.ports import Clock
+from gateway.services.unit_of_work import Ledger, Written
 from gateway.store import ceilings, nodes, sandboxes, waiting
 from gateway.store.db import lock_placement
 from gateway.wire.errors import ErrorCode
@@ -137,9 +137,9 @@ def after(sandbox: Sandbox, answer: Placement, now: datetime) -> Sandbox:
     """The waiting sandbox once ``answer`` is known."""
     match answer:
         case Placed():
-            return lifecycle.placed(sandbox, answer, now)
+            return transitions.placed(sandbox, answer, now)
         case NeverFits():
-            return lifecycle.failed(sandbox, ErrorCode.NEVER_FITS, never_fits(sandbox, answer), now)
+            return transitions.failed(sandbox, ErrorCode.NEVER_FITS, never_fits(sandbox, answer), now)
         case NoRoom():
             return sandbox
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gateway.core import lifecycle
-from gateway.core.lifecycle import Outcome
+from gateway.core import transitions
 from gateway.core.model import Sandbox
+from gateway.core.transitions import Outcome
 from gateway.errors import ApiError
-from gateway.services.background import Background
 from gateway.services.directory import Directory
-from gateway.services.dispatcher import Dispatcher
-from gateway.services.known_routes import KnownRoutes
-from gateway.services.ledger import Ledger
 from gateway.services.ports import Clock, NewId, NodeAddress, NodeGateway
+from gateway.services.route_cache import KnownRoutes
+from gateway.services.scheduler import Dispatcher
+from gateway.services.tasks import Background
+from gateway.services.unit_of_work import Ledger
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import CreateOrder, InventoryItem
 from gateway.wire.states import SandboxState
@@ -129,14 +129,14 @@ class Drivers:
             )  # fmt: skip
             return False
         now = self._rim.clock.now()
-        if lifecycle.settled(sandbox, item, now) is None:
+        if transitions.settled(sandbox, item, now) is None:
             return False
-        await self._change(sandbox, lambda row: lifecycle.settled(row, item, now))
+        await self._change(sandbox, lambda row: transitions.settled(row, item, now))
         return True
 
     async def _refused(self, sandbox: Sandbox, address: NodeAddress, error: ApiError, since: float) -> bool:
         now = self._rim.clock.now()
-        outcome = lifecycle.outcome_of(error.code)
+        outcome = transitions.outcome_of(error.code)
         log.info("node %s on create of %s: %s (%s)", address.node_id, sandbox.id, error.message, outcome.value)
         if outcome is Outcome.UNKNOWN:
             return False
@@ -144,13 +144,13 @@ class Drivers:
             # It can go nowhere else, since the workspace is here.
             if self._rim.clock.monotonic() - since < RESTART_PATIENCE:
                 return False
-            await self._change(sandbox, lambda row: lifecycle.restart_refused(row, error.message, now))
+            await self._change(sandbox, lambda row: transitions.restart_refused(row, error.message, now))
         elif outcome is Outcome.FINAL or sandbox.ever_ran:
-            await self._change(sandbox, lambda row: lifecycle.failed(row, error.code, error.message, now))
+            await self._change(sandbox, lambda row: transitions.failed(row, error.code, error.message, now))
         else:
             self._rim.dispatcher.avoid(sandbox.id, address.node_id)
             operation_id = self._rim.new_id()
-            await self._change(sandbox, lambda row: lifecycle.requeued(row, operation_id, now))
+            await self._change(sandbox, lambda row: transitions.requeued(row, operation_id, now))
         return True
 
     async def _delete(self, sandbox: Sandbox) -> bool:
@@ -165,14 +165,14 @@ class Drivers:
                     log.info("node %s on delete of %s: %s", address.node_id, sandbox.id, error.message)
                     return False
         now = self._rim.clock.now()
-        await self._change(sandbox, lambda row: lifecycle.deleted(row, now))
+        await self._change(sandbox, lambda row: transitions.deleted(row, now))
         return True
 
     async def _address(self, sandbox: Sandbox) -> NodeAddress | None:
         """Where the sandbox's node is reached; ``None`` once that node is gone."""
         return None if sandbox.node_id is None else await self._rim.directory.address(sandbox.node_id)
 
-    async def _change(self, sandbox: Sandbox, decide: lifecycle.Decide) -> None:
+    async def _change(self, sandbox: Sandbox, decide: transitions.Decide) -> None:
         def fenced(row: Sandbox) -> Sandbox | None:
             current = (row.operation_id, row.state) == (sandbox.operation_id, sandbox.state)
             return decide(row) if current else None

@@ -8,12 +8,12 @@ import logging
 
 from sqlmodel import Session
 
-from gateway.core import lifecycle, liveness
-from gateway.core.liveness import Patience
+from gateway.core import node_health, transitions
 from gateway.core.model import Node, Sandbox
-from gateway.services.deadlines import Deadlines
-from gateway.services.ledger import Ledger, Written
+from gateway.core.node_health import Patience
 from gateway.services.ports import Clock, NewId
+from gateway.services.timers import Deadlines
+from gateway.services.unit_of_work import Ledger, Written
 from gateway.store import nodes, sandboxes
 from gateway.wire.states import NodeState
 
@@ -51,7 +51,7 @@ class Silence:
         await self._deadlines.run()
 
     def _arm(self, node: Node) -> None:
-        age = liveness.next_judgement(node.state, self._patience)
+        age = node_health.next_judgement(node.state, self._patience)
         if age is None:
             self._deadlines.clear(node.id)
         else:
@@ -75,11 +75,11 @@ class Silence:
         node = nodes.get(session, node_id)
         if node is None or node.beats != beats:
             return Written(node)
-        state = liveness.silent(node.state, age, self._patience)
+        state = node_health.silent(node.state, age, self._patience)
         if state is node.state:
             return Written(node)
         log.warning("node %s (%s) has been silent for %.0f s: %s", node.id, node.instance, age, state.value)
-        after = nodes.save(session, node, liveness.in_state(node, state))
+        after = nodes.save(session, node, node_health.in_state(node, state))
         lost = give_up(session, node_id, self._new_id, self._clock) if state is NodeState.LOST else ()
         return Written(after, tuple(lost))
 
@@ -88,7 +88,7 @@ def give_up(session: Session, node_id: str, new_id: NewId, clock: Clock) -> list
     """Writes what becomes of the sandboxes of a node that is given up; those that changed."""
     changed = []
     for row in sandboxes.on_node(session, node_id):
-        after = lifecycle.without_node(row, new_id(), f"node {node_id} was given up", clock.now())
+        after = transitions.without_node(row, new_id(), f"node {node_id} was given up", clock.now())
         if after is not None:
             changed.append(sandboxes.save(session, row, after))
     return changed

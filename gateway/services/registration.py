@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from sqlmodel import Session
 
-from gateway.core import liveness
+from gateway.core import node_health
 from gateway.core.model import JoinGrant, Node, Token
 from gateway.errors import ApiError
 from gateway.store import nodes, tokens
@@ -58,7 +58,9 @@ def enrol(session: Session, enrolment: Enrolment) -> Node:
         stages=request.stages,
         role=grant.role,
     )
-    node = nodes.add(session, fresh) if known is None else nodes.save(session, known, liveness.rejoined(known, fresh))
+    node = (
+        nodes.add(session, fresh) if known is None else nodes.save(session, known, node_health.rejoined(known, fresh))
+    )
     tokens.revoke_of_node(session, node.id, now)
     credential = Token(enrolment.token_id, f"node {node.id}", Scope.NODE.value, now, node_id=node.id)
     tokens.add(session, credential, enrolment.credential_sha256)

@@ -8,8 +8,8 @@ from typing import Final
 from sqlmodel import Session
 
 from gateway.core.model import Sandbox
-from gateway.services.ledger import Ledger
 from gateway.services.ports import Clock
+from gateway.services.unit_of_work import Ledger
 from gateway.store import sandboxes
 
 TAKEOVER_INTERVAL: Final = 30.0

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.errors import ApiError
-from gateway.services.background import wait_for_event
 from gateway.services.ports import Clock
+from gateway.services.tasks import wait_for_event
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 from sqlmodel import Session
 
 from gateway.core.model import Sandbox
-from gateway.services.background import Background, wait_for_event
 from gateway.services.ports import Clock
+from gateway.services.tasks import Background, wait_for_event
 from gateway.store import sandboxes
 from gateway.store.db import Database
 
