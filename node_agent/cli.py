@@ -54,7 +54,7 @@ def engine(
 ) -> None:
     """Run a Docker engine of the node's own in the foreground."""
     from node_agent.host.process import CommandError
-    from node_agent.runtime.docker.engine import run_engine
+    from node_agent.runtime.docker_engine.dockerd import run_engine
 
     try:
         raise typer.Exit(run_engine(root, socket or root / "docker.sock"))

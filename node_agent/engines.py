@@ -18,7 +18,7 @@ def _runsc(settings: NodeSettings) -> SandboxRuntime:
 
 
 def _docker(settings: NodeSettings) -> SandboxRuntime:
-    from node_agent.runtime.docker import DockerRuntime
+    from node_agent.runtime.docker_engine import DockerRuntime
 
     return DockerRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url)
 

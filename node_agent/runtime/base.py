@@ -1,6 +1,6 @@
 """The port between the node agent and a real engine.
 
-Two engines implement it (`node_agent.runtime.runsc`, `node_agent.runtime.docker`) and one contract suite
+Two engines implement it (`node_agent.runtime.runsc`, `node_agent.runtime.docker_engine`) and one contract suite
 (`tests/contract/runtime`) runs on both.  Every call blocks and may be made from any thread; the agent runs them on an
 executor of its own.  The engine is the truth: nothing here needs memory that a restart would lose, and `found` reads
 everything back from labels, bundles and the engine itself.

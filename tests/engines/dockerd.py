@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.host import mounts
-from node_agent.runtime.docker.engine import Engine
+from node_agent.runtime.docker_engine.dockerd import Engine
 
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 60.0

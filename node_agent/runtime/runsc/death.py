@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gateway.wire.states import DeathReason
 from node_agent.runtime.base import Death
-from node_agent.runtime.runsc.handles import exit_of
+from node_agent.runtime.runsc.process_handles import exit_of
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from node_agent.runtime.runsc.control import ControlLostError, Pending
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.paths import Places
 
 _EVERY: Final = 0.003  # seconds between two looks
 

@@ -10,7 +10,7 @@ from typing import Final
 from node_agent.host import mounts
 from node_agent.host.accounts import Account
 from node_agent.runtime.base import Stream
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.paths import Places
 
 _UPPER: Final = "upper"
 _WORK: Final = "work"

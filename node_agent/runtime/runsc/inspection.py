@@ -12,7 +12,7 @@ from pathlib import Path
 
 from node_agent.host.accounts import Account
 from node_agent.host.inside import open_below
-from node_agent.runtime.runsc.bundle import FirstProcess
+from node_agent.runtime.runsc.oci_bundle import FirstProcess
 
 _ENGINES = ("/proc", "/sys", "/dev", "/.sandbox")  # mounted by the engine; always there
 _EMPTY = ("/tmp", "/run")  # noqa: S108 - fresh file systems inside the sandbox

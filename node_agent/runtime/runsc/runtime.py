@@ -35,15 +35,15 @@ from node_agent.runtime.base import (
     Stream,
     UsageNow,
 )
-from node_agent.runtime.runsc import freezing, lifecycle, probing, sweeping
+from node_agent.runtime.runsc import create, pause, probe, sweep
 from node_agent.runtime.runsc.control import ControlError, ControlLostError
-from node_agent.runtime.runsc.engine import Guard
-from node_agent.runtime.runsc.exec_start import not_running, start_exec
-from node_agent.runtime.runsc.keeping import Keeping
-from node_agent.runtime.runsc.layout import Layout, Places
+from node_agent.runtime.runsc.exec import not_running, start_exec
+from node_agent.runtime.runsc.fd_store import Keeping
+from node_agent.runtime.runsc.locks import Slot, Slots
+from node_agent.runtime.runsc.paths import Layout, Places
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.rootfs import RootFileSystems
-from node_agent.runtime.runsc.slots import Slot, Slots
+from node_agent.runtime.runsc.runsc_cli import Guard
 from node_agent.runtime.runsc.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -85,33 +85,33 @@ class RunscRuntime(SandboxRuntime):
         self._supervisor = Supervisor(self._networks, self._keeping)
         self._slots = Slots()
         self._probing = threading.Lock()
-        self._probed: probing.Outcome | None = None
+        self._probed: probe.Outcome | None = None
 
     # -- the engine ------------------------------------------------------------------------------------------------
 
     def probe(self) -> RuntimeFacts:
         return self._outcome().facts
 
-    def _outcome(self) -> probing.Outcome:
+    def _outcome(self) -> probe.Outcome:
         """The probe's findings; the first call makes it."""
         with self._probing:
             if self._probed is None:
-                self._probed = probing.probe(self._layout)
+                self._probed = probe.probe(self._layout)
                 for note in self._probed.facts.notes:
                     log.info("runsc: %s", note)
             return self._probed
 
     @property
-    def _engine(self) -> freezing.Engine:
+    def _engine(self) -> pause.Engine:
         return self._outcome().engine
 
-    def _host(self) -> lifecycle.Host:
+    def _host(self) -> create.Host:
         try:
             provided = tools.provide(self._layout.tools)
         except (CommandError, OSError) as error:
             code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
             raise RuntimeFailure(code, f"programs for the sandboxes: {error}") from error
-        return lifecycle.Host(self._volumes, self._networks, provided, self._resolvers)
+        return create.Host(self._volumes, self._networks, provided, self._resolvers)
 
     def images(self) -> list[str]:
         return self._images.local()
@@ -142,7 +142,7 @@ class RunscRuntime(SandboxRuntime):
                 return present.found
             with self._starting(slot, places, ticket) as guard:
                 return self._replace(
-                    slot, places, order, lambda: lifecycle.bring_up(host, runsc, places, order, image, root, guard)
+                    slot, places, order, lambda: create.bring_up(host, runsc, places, order, image, root, guard)
                 ).found
 
     def _end_earlier(self, slot: Slot, places: Places, order: Order, failure: RuntimeFailure) -> None:
@@ -154,7 +154,7 @@ class RunscRuntime(SandboxRuntime):
             if earlier is not None and earlier.generation < order.generation:
                 self._supervisor.forget(slot, places)
                 keep = earlier.leaves_workspace
-                lifecycle.fail(self._networks, places, earlier, failure, keep=keep)
+                create.fail(self._networks, places, earlier, failure, keep=keep)
         slot.tell()
 
     def _present(self, places: Places, order: Order) -> Record | None:
@@ -189,19 +189,19 @@ class RunscRuntime(SandboxRuntime):
             slot.end_start()
             slot.tell()
 
-    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], lifecycle.Running]) -> Record:
+    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], create.Running]) -> Record:
         """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
         earlier = self._load(places)
         keep = earlier is not None and earlier.leaves_workspace and places.volume.image.exists()
         try:
             self._supervisor.forget(slot, places)
             if not keep:
-                lifecycle.erase(self._networks, places)  # of a delete or a create that a crash cut short
+                create.erase(self._networks, places)  # of a delete or a create that a crash cut short
             else:
-                lifecycle.take_down(self._networks, places, earlier)
+                create.take_down(self._networks, places, earlier)
             running = bring_up()
         except RuntimeFailure as failure:
-            lifecycle.fail(self._networks, places, Record.of(order), failure, keep=keep)
+            create.fail(self._networks, places, Record.of(order), failure, keep=keep)
             raise
         self._supervisor.watch(slot, places, running.record, running.pending)
         return running.record
@@ -222,7 +222,7 @@ class RunscRuntime(SandboxRuntime):
             raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
         try:
             self._supervisor.forget(slot, places)
-            lifecycle.erase(self._networks, places)
+            create.erase(self._networks, places)
         finally:
             slot.lock.release()
             slot.tell()
@@ -263,7 +263,7 @@ class RunscRuntime(SandboxRuntime):
         records = [record for record in map(self._load_by_id, self._ids()) if record is not None]
         owned = {record.sandbox_id: record for record in records}
         try:
-            return sweeping.sweep(self._layout, self._networks, self._roots, self._keeping, owned)
+            return sweep.sweep(self._layout, self._networks, self._roots, self._keeping, owned)
         except (OSError, CommandError) as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"sweep: {error}") from error
 
@@ -282,7 +282,7 @@ class RunscRuntime(SandboxRuntime):
 
     def _freeze(self, sandbox_id: str, action: str) -> None:
         with self._changing(sandbox_id, EngineState.RUNNING, EngineState.PAUSED) as (_, places, record):
-            freezing.freeze(self._engine, places, record, action)
+            pause.freeze(self._engine, places, record, action)
 
     def checkpoint(self, sandbox_id: str) -> None:
         if not self.probe().checkpoint:
@@ -290,10 +290,10 @@ class RunscRuntime(SandboxRuntime):
         with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (slot, places, record):
             if record.state is EngineState.CHECKPOINTED:
                 return None
-            freezing.refuse_live_execs(self._engine, places)
+            pause.refuse_live_execs(self._engine, places)
             self._supervisor.forget(slot, places)
             try:
-                freezing.checkpoint(self._engine, places, record)
+                pause.checkpoint(self._engine, places, record)
             except RuntimeFailure:
                 self._supervisor.watch(slot, places, record)
                 raise
@@ -304,7 +304,7 @@ class RunscRuntime(SandboxRuntime):
             if record.state is EngineState.RUNNING:
                 return
             with self._starting(slot, places, slot.ticket()) as guard:
-                running = lifecycle.restore(self._host(), self._engine.runsc, places, record, guard)
+                running = create.restore(self._host(), self._engine.runsc, places, record, guard)
             self._supervisor.watch(slot, places, running.record, running.pending)
 
     @contextmanager
@@ -383,7 +383,7 @@ class RunscRuntime(SandboxRuntime):
 @contextmanager
 def _awake(slot: Slot, places: Places) -> Iterator[None]:
     """Around a question to the kernel of a sandbox that may be paused; no pause or resume comes in between."""
-    with slot.lock, freezing.awake(places):
+    with slot.lock, pause.awake(places):
         yield
 
 

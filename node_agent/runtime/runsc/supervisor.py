@@ -8,14 +8,14 @@ from functools import partial
 
 from node_agent.host.network import Networks
 from node_agent.runtime.base import Death, EngineState, RuntimeFailure
-from node_agent.runtime.runsc import freezing, launcher
+from node_agent.runtime.runsc import pause, start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
 from node_agent.runtime.runsc.death import End, Memory, judge
-from node_agent.runtime.runsc.keeping import Keeping
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.exit_watch import Watcher
+from node_agent.runtime.runsc.fd_store import Keeping
+from node_agent.runtime.runsc.locks import Slot
+from node_agent.runtime.runsc.paths import Places
 from node_agent.runtime.runsc.record import Record
-from node_agent.runtime.runsc.slots import Slot
-from node_agent.runtime.runsc.watcher import Watcher
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +37,19 @@ class Supervisor:
             RuntimeFailure: ``BUSY`` when its processes do not end.
         """
         if record.state is EngineState.CHECKPOINTED:
-            launcher.kill(places)  # a checkpoint or restore that a crash cut short
+            start.kill(places)  # a checkpoint or restore that a crash cut short
             return record
         if record.state not in _ALIVE or slot.watch is not None:
             return record
-        if launcher.alive(places, record.sentry_pid):
-            record = freezing.settle(places, record)
-            with freezing.awake(places):
+        if start.alive(places, record.sentry_pid):
+            record = pause.settle(places, record)
+            with pause.awake(places):
                 self.watch(slot, places, record, self._kept(places))
                 if record.state is EngineState.PAUSED:
-                    freezing.drain(places)
+                    pause.drain(places)
             return record
         if places.checkpoint.is_dir():
-            return freezing.settle_checkpoint(places, record)
+            return pause.settle_checkpoint(places, record)
         return self._bury(places, record, self._end_meanwhile(places))
 
     def _kept(self, places: Places) -> Pending | None:
@@ -81,7 +81,7 @@ class Supervisor:
             record: what it is.
             pending: the wait status to come, where somebody asked for it already.
         """
-        handle = launcher.sentry_handle(places, record.sentry_pid)
+        handle = start.sentry_handle(places, record.sentry_pid)
         if handle is None:
             handle = _ended_handle()
         generation = record.generation
@@ -93,7 +93,7 @@ class Supervisor:
             pending = self._ask(places)
         else:
             self._keeping.keep(places.sandbox_id, pending.fileno())
-        gofer = launcher.gofer_handle(places)
+        gofer = start.gofer_handle(places)
         slot.watch = self._watcher.add(partial(self._ask, places), handle, gofer, ended, pending)
 
     def _ask(self, places: Places) -> Pending | None:
@@ -138,11 +138,11 @@ class Supervisor:
         except OSError as error:
             # On a full disk, what follows makes room for the second writing.
             log.error("sandbox %s: its death could not be written down yet: %s", places.sandbox_id, error)
-        launcher.kill(places)
+        start.kill(places)
         if record.net is not None:
             self._networks.remove(record.net)
-        launcher.unmount(places)
-        launcher.forget_files(places)
+        start.unmount(places)
+        start.forget_files(places)
         record = record.but(state=EngineState.DEAD, death=death, net=None, sentry_pid=None)
         record.save(places.directory)
         self._keeping.drop(places.sandbox_id)

@@ -52,7 +52,7 @@ def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: Test
             from node_agent.runtime.runsc import RunscRuntime
 
             return RunscRuntime(root, tag=tag, base_url=docker_daemon.url)
-        from node_agent.runtime.docker import DockerRuntime
+        from node_agent.runtime.docker_engine import DockerRuntime
 
         return DockerRuntime(root, tag=tag, base_url=docker_daemon.url)
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from node_agent.host import mounts
 from node_agent.runtime.base import RuntimeFailure
-from node_agent.runtime.docker import config
+from node_agent.runtime.docker_engine import container_config
 from tests.contract.runtime.lab import UNTIL_GO, Lab, read_all, read_until
 from tests.contract.runtime.marks import docker_only
 from tests.engines.dockerd import Daemon
@@ -25,7 +25,7 @@ def client(docker_daemon: Daemon) -> Iterator[Any]:
 
 
 def _container(client: Any, lab: Lab, sandbox_id: str) -> dict[str, Any]:
-    labels = [f"{config.LABEL}={lab.tag}", f"{config.LABEL_ID}={sandbox_id}"]
+    labels = [f"{container_config.LABEL}={lab.tag}", f"{container_config.LABEL_ID}={sandbox_id}"]
     (entry,) = client.containers(all=True, filters={"label": labels})
     inspected: dict[str, Any] = client.inspect_container(entry["Id"])
     return inspected
@@ -64,17 +64,17 @@ def test_gpus_on_a_host_without_are_a_capacity_error_before_anything_is_made(lab
 
     assert failure.value.code is ErrorCode.CAPACITY
     assert lab.found(order.sandbox_id) is None
-    assert client.containers(all=True, filters={"label": f"{config.LABEL}={lab.tag}"}) == []
+    assert client.containers(all=True, filters={"label": f"{container_config.LABEL}={lab.tag}"}) == []
 
 
 @docker_only
 def test_sweep_removes_debris_of_its_tag_and_nothing_else(lab: Lab, client: Any) -> None:
     def plant(tag: str) -> tuple[str, str]:
-        labels = {config.LABEL: tag, config.LABEL_ID: "debris"}
+        labels = {container_config.LABEL: tag, container_config.LABEL_ID: "debris"}
         made = client.create_container(lab.images.busybox, command=["sleep", "99"], labels=labels)
         client.start(made["Id"])
         name = f"sandbox-{tag}-debris-1"
-        client.create_network(name, driver="bridge", labels={config.LABEL: tag})
+        client.create_network(name, driver="bridge", labels={container_config.LABEL: tag})
         return made["Id"], name
 
     own_container, own_network = plant(lab.tag)

@@ -12,11 +12,11 @@ from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host.accounts import Account
 from node_agent.host.images import Image
 from node_agent.runtime.base import Order, RuntimeFailure
-from node_agent.runtime.docker import config, gpus
+from node_agent.runtime.docker_engine import container_config, gpus
 from tests.unit.node_agent.docker.fake_daemon import http_daemon
 
 IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
-PLACE = config.Place(
+PLACE = container_config.Place(
     busybox=Path("/b"),
     workspace=Path("/w"),
     stdout=Path("/o"),
@@ -26,12 +26,12 @@ PLACE = config.Place(
     network="none",
     account=Account(1000, 1000),
 )
-NAMES = config.Names(tag="01234567", prefix="mark", cgroup_parent="/sandbox-docker-01234567")
+NAMES = container_config.Names(tag="01234567", prefix="mark", cgroup_parent="/sandbox-docker-01234567")
 
 
 def body(image: Image = IMAGE, **fields: Any) -> dict[str, Any]:
     spec = SandboxSpec.model_validate({"id": "one", "image": "i"} | fields)
-    return config.container(Order("one", 3, "op", spec, spec.sha256()), image, PLACE, NAMES)
+    return container_config.container(Order("one", 3, "op", spec, spec.sha256()), image, PLACE, NAMES)
 
 
 def test_safe_by_default() -> None:
@@ -65,8 +65,8 @@ def test_labels_hold_no_secret() -> None:
     made = body(env={"TOKEN": "s3cret"}, labels={"team": "s3cret"}, command=["run", "s3cret"])
 
     assert "s3cret" not in json.dumps(made["Labels"])
-    assert made["Labels"][config.LABEL] == "01234567"
-    assert made["Labels"][config.LABEL_GENERATION] == "3"
+    assert made["Labels"][container_config.LABEL] == "01234567"
+    assert made["Labels"][container_config.LABEL_GENERATION] == "3"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_labels_hold_no_secret() -> None:
         (IMAGE, [], ["default"]),
         (Image("i", "d", {}, ("enter",), ("default",), "", ""), [], ["enter", "default"]),
         (Image("i", "d", {}, ("enter",), ("default",), "", ""), ["mine"], ["enter", "mine"]),
-        (Image("i", "d", {}, (), (), "", ""), [], [config.BUSYBOX, "sleep", "2147483647"]),
+        (Image("i", "d", {}, (), (), "", ""), [], [container_config.BUSYBOX, "sleep", "2147483647"]),
     ],
 )
 def test_first_process(image: Image, command: list[str], argv: list[str]) -> None:
@@ -90,27 +90,27 @@ def test_first_process(image: Image, command: list[str], argv: list[str]) -> Non
 def test_working_directory(asked: str | None, image_dir: str, expected: str) -> None:
     spec = SandboxSpec.model_validate({"id": "one", "image": "i", "working_dir": asked})
 
-    assert config.working_directory(spec, Image("i", "d", {}, (), (), "", image_dir)) == expected
+    assert container_config.working_directory(spec, Image("i", "d", {}, (), (), "", image_dir)) == expected
 
 
 @pytest.mark.parametrize(
     ("asked", "expected"), [(None, "/workspace"), ("sub/dir", "/workspace/sub/dir"), ("/data", "/data")]
 )
 def test_an_execs_directory_is_relative_to_the_sandboxs(asked: str | None, expected: str) -> None:
-    assert config.resolve_directory("/workspace", asked) == expected
+    assert container_config.resolve_directory("/workspace", asked) == expected
 
 
 @pytest.mark.parametrize(
     ("asked", "count", "devices"), [(2, 2, None), ("all", -1, None), ("device=0,GPU-1", 0, ["0", "GPU-1"])]
 )
 def test_gpus_are_asked_for_as_the_command_line_does(asked: int | str, count: int, devices: list[str] | None) -> None:
-    (request,) = config.device_requests(asked)
+    (request,) = container_config.device_requests(asked)
 
     assert (request["Count"], request["DeviceIDs"], request["Capabilities"]) == (count, devices, [["gpu"]])
 
 
 def test_no_gpus_no_request() -> None:
-    assert config.device_requests(0) == []
+    assert container_config.device_requests(0) == []
 
 
 def test_more_gpus_than_there_are_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from gateway.wire.sandboxes import Isolation
 from gateway.wire.states import DeathReason
 from node_agent.runtime.base import EngineState
-from node_agent.runtime.docker import containers
+from node_agent.runtime.docker_engine import containers
 
 ENDED = "2026-01-02T03:04:05.123456789Z"
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from node_agent.runtime.docker import engine
+from node_agent.runtime.docker_engine import dockerd
 
 
 def test_everything_lies_below_its_directory(tmp_path: Path) -> None:
-    made = engine.Engine(tmp_path / "engine", tmp_path / "docker.sock")
+    made = dockerd.Engine(tmp_path / "engine", tmp_path / "docker.sock")
 
     arguments = made._arguments(tmp_path / "engine" / "runsc")
 
@@ -18,8 +18,8 @@ def test_everything_lies_below_its_directory(tmp_path: Path) -> None:
 
 
 def test_wrapper_hides_the_sysctl_only_where_it_has_to() -> None:
-    plain = engine.gvisor_wrapper("/usr/bin/runsc", hide_sysctl=False)
-    hidden = engine.gvisor_wrapper("/usr/bin/runsc", hide_sysctl=True)
+    plain = dockerd.gvisor_wrapper("/usr/bin/runsc", hide_sysctl=False)
+    hidden = dockerd.gvisor_wrapper("/usr/bin/runsc", hide_sysctl=True)
 
     assert "unshare" not in plain
     assert "mount -t tmpfs tmpfs /proc/sys/net" in hidden

@@ -12,7 +12,7 @@ import pytest
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from node_agent.runtime.base import RuntimeFailure, Stream
-from node_agent.runtime.docker.hijack import Hijacked, Refused
+from node_agent.runtime.docker_engine.stream import Hijacked, Refused
 from tests.unit.node_agent.docker.fake_daemon import UPGRADED, daemon, frame
 
 

@@ -7,8 +7,8 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from node_agent.host import network
 from node_agent.runtime.base import RuntimeFailure
-from node_agent.runtime.docker import networks
-from node_agent.runtime.docker.networks import DockerNetworks
+from node_agent.runtime.docker_engine import networks
+from node_agent.runtime.docker_engine.networks import DockerNetworks
 
 
 class Engine:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from node_agent.runtime.base import RuntimeFailure
-from node_agent.runtime.docker.slots import Slots
+from node_agent.runtime.docker_engine.locks import Slots
 
 
 def test_a_delete_makes_a_create_that_had_begun_give_up() -> None:

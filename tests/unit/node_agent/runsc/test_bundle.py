@@ -8,7 +8,7 @@ import pytest
 from gateway.wire.sandboxes import SandboxSpec, Security
 from node_agent.host.accounts import Account
 from node_agent.host.images import Image
-from node_agent.runtime.runsc import bundle
+from node_agent.runtime.runsc import oci_bundle
 
 USER = Account(1000, 1000)
 ROOT = Account(0, 0, (), "root", "/root")
@@ -24,8 +24,8 @@ def image(**fields: Any) -> Image:
 
 
 def config(asked: SandboxSpec, account: Account = USER, *, init: bool = False) -> dict[str, Any]:
-    host = bundle.Host(Path("/r"), Path("/w"), Path("/t"), init, "/sandbox-t/a", Path("/run/netns/n"))
-    return bundle.config(asked, bundle.first_process(asked, image(), account), host)
+    host = oci_bundle.Host(Path("/r"), Path("/w"), Path("/t"), init, "/sandbox-t/a", Path("/run/netns/n"))
+    return oci_bundle.config(asked, oci_bundle.first_process(asked, image(), account), host)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_first_process_is_what_docker_run_would_start(
 ) -> None:
     made = image(entrypoint=entrypoint, command=image_command)
 
-    assert bundle.first_process(spec(command=command), made, USER).argv == argv
+    assert oci_bundle.first_process(spec(command=command), made, USER).argv == argv
 
 
 @pytest.mark.parametrize(
@@ -52,20 +52,20 @@ def test_first_process_is_what_docker_run_would_start(
     [(None, "", "/workspace"), (None, "/", "/workspace"), (None, "/app", "/app"), ("/x", "/app", "/x")],
 )
 def test_working_directory(asked: str | None, of_image: str, expected: str) -> None:
-    process = bundle.first_process(spec(working_dir=asked), image(working_dir=of_image), USER)
+    process = oci_bundle.first_process(spec(working_dir=asked), image(working_dir=of_image), USER)
 
     assert process.working_dir == expected
 
 
 def test_environment_of_the_spec_wins_over_the_images_and_that_over_the_logins() -> None:
     asked = spec(env={"A": "spec", "PATH": "/spec"})
-    env = bundle.environment(asked, {"A": "image", "B": "image", "HOME": "/image"}, ROOT)
+    env = oci_bundle.environment(asked, {"A": "image", "B": "image", "HOME": "/image"}, ROOT)
 
     assert env == {"A": "spec", "B": "image", "PATH": "/spec", "HOME": "/image", "USER": "root", "HOSTNAME": "a-b-c"}
 
 
 def test_user_without_an_entry_is_at_home_in_the_workspace() -> None:
-    env = bundle.environment(spec(), {}, USER)
+    env = oci_bundle.environment(spec(), {}, USER)
 
     assert env["HOME"] == "/workspace"
     assert "USER" not in env
@@ -76,27 +76,27 @@ def test_user_without_an_entry_is_at_home_in_the_workspace() -> None:
     [
         (Security(), set()),
         (Security(cap_add=["NET_RAW", "CAP_KILL"]), {"NET_RAW", "KILL"}),
-        (Security(cap_drop=[]), set(bundle._DEFAULT_CAPABILITIES)),
-        (Security(cap_drop=["CHOWN"]), set(bundle._DEFAULT_CAPABILITIES) - {"CHOWN"}),
+        (Security(cap_drop=[]), set(oci_bundle._DEFAULT_CAPABILITIES)),
+        (Security(cap_drop=["CHOWN"]), set(oci_bundle._DEFAULT_CAPABILITIES) - {"CHOWN"}),
     ],
 )
 def test_capabilities(security: Security, expected: set[str]) -> None:
-    assert bundle.capabilities(security) == expected
+    assert oci_bundle.capabilities(security) == expected
 
 
 def test_all_capabilities_are_all_of_linux() -> None:
-    everything = bundle.capabilities(Security(cap_add=["ALL"]))
+    everything = oci_bundle.capabilities(Security(cap_add=["ALL"]))
 
-    assert bundle.capability_bits(everything) == (1 << 41) - 1
+    assert oci_bundle.capability_bits(everything) == (1 << 41) - 1
 
 
 def test_capability_bits_are_the_kernels_numbers() -> None:
-    assert bundle.capability_bits(["KILL", "CHOWN", "SYS_ADMIN"]) == 1 << 5 | 1 << 0 | 1 << 21
+    assert oci_bundle.capability_bits(["KILL", "CHOWN", "SYS_ADMIN"]) == 1 << 5 | 1 << 0 | 1 << 21
 
 
 def test_unknown_capability_is_named() -> None:
-    with pytest.raises(bundle.UnknownCapabilityError, match="FLY"):
-        bundle.capabilities(Security(cap_add=["CAP_FLY"]))
+    with pytest.raises(oci_bundle.UnknownCapabilityError, match="FLY"):
+        oci_bundle.capabilities(Security(cap_add=["CAP_FLY"]))
 
 
 def test_only_root_holds_capabilities() -> None:

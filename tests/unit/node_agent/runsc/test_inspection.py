@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from node_agent.host.accounts import Account
-from node_agent.runtime.runsc.bundle import FirstProcess
 from node_agent.runtime.runsc.inspection import View
+from node_agent.runtime.runsc.oci_bundle import FirstProcess
 
 
 @pytest.fixture

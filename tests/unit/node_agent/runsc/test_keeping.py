@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.runtime.runsc.keeping import Keeping
+from node_agent.runtime.runsc.fd_store import Keeping
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="writes below /run")
 

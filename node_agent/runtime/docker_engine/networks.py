@@ -13,7 +13,7 @@ from node_agent.host.firewall import Firewall
 from node_agent.host.network import enable_forwarding, free_subnet, host_wide_lock
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import RuntimeFailure
-from node_agent.runtime.docker.client import Api, NotFound, calling
+from node_agent.runtime.docker_engine.client import Api, NotFound, calling
 
 DEFAULT_POOL: Final = "10.214.0.0/16"
 _MAX_SLOTS: Final = 4096

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import requests
-
 from docker.errors import DockerException
-from node_agent.runtime.docker import config
-from node_agent.runtime.docker.client import Api
+
+from node_agent.runtime.docker_engine import container_config
+from node_agent.runtime.docker_engine.client import Api
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Deaths:
 
     def __init__(self, api: Api, tag: str) -> None:
         self._api = api
-        self._filters = {"type": "container", "event": _EVENTS, "label": f"{config.LABEL}={tag}"}
+        self._filters = {"type": "container", "event": _EVENTS, "label": f"{container_config.LABEL}={tag}"}
         self._lock = threading.Lock()
         self._callbacks: dict[str, list[Callback]] = {}
         self._stream: Any = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from node_agent.runtime.docker import scripts
+from node_agent.runtime.docker_engine import scripts
 
 RunInside = Callable[[str, tuple[str, ...]], None]
 """Runs a script of `scripts` with arguments inside the sandbox, as root with all capabilities, to its end."""

@@ -12,16 +12,16 @@ from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.volume import Volume, Volumes, remove_tree
 from node_agent.runtime.base import Order, RuntimeFailure
-from node_agent.runtime.docker import config, layer, marks
-from node_agent.runtime.docker.client import Api, calling
-from node_agent.runtime.docker.containers import Containers
-from node_agent.runtime.docker.exec import start_failure
-from node_agent.runtime.docker.hijack import Hijacked, Refused
-from node_agent.runtime.docker.marks import Mark, Scanner
-from node_agent.runtime.docker.networks import DockerNetworks
-from node_agent.runtime.docker.place import prepare
-from node_agent.runtime.docker.records import Record, Records
-from node_agent.runtime.docker.slots import Ticket
+from node_agent.runtime.docker_engine import container_config, marks, overlay
+from node_agent.runtime.docker_engine.client import Api, calling
+from node_agent.runtime.docker_engine.containers import Containers
+from node_agent.runtime.docker_engine.host_files import prepare
+from node_agent.runtime.docker_engine.locks import Ticket
+from node_agent.runtime.docker_engine.marks import Mark, Scanner
+from node_agent.runtime.docker_engine.networks import DockerNetworks
+from node_agent.runtime.docker_engine.process import start_failure
+from node_agent.runtime.docker_engine.records import Record, Records
+from node_agent.runtime.docker_engine.stream import Hijacked, Refused
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Builder:
         record = self.records.save(
             Record.of(order).but(
                 image_digest=image.digest,
-                working_dir=config.working_directory(order.spec, image),
+                working_dir=container_config.working_directory(order.spec, image),
                 network=None if order.spec.network == "none" else name,
                 inherited=inherited,
             )
         )
         volume = self.volumes.ensure(self.records.directory(order.sandbox_id), order.spec.disk_mb)
-        layer.forget(volume)
+        overlay.forget(volume)
         ticket.check()
         if record.network:
             self.networks.create(record.network)
@@ -93,7 +93,7 @@ class Builder:
         if record is None:
             return
         if record.layer is not None:
-            layer.unmount(record.layer)
+            overlay.unmount(record.layer)
         if record.network:
             self.networks.remove(record.network)
 
@@ -116,15 +116,15 @@ class Builder:
         with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):
             inspected = self.api.client.inspect_image(image.id)
         place = prepare(record, volume, image, inspected, self.tools)
-        parent = config.cgroup_parent(self.tag) if self.api.uses_cgroupfs else ""
-        return config.container(record.order, image, place, config.Names(self.tag, prefix, parent))
+        parent = container_config.cgroup_parent(self.tag) if self.api.uses_cgroupfs else ""
+        return container_config.container(record.order, image, place, container_config.Names(self.tag, prefix, parent))
 
     def _bound(self, record: Record, container: str, volume: Volume) -> Record:
         with calling(f"sandbox {record.sandbox_id}"):
-            own = layer.place(self.api.client.inspect_container(container))
+            own = overlay.place(self.api.client.inspect_container(container))
         record = self.records.save(record.but(layer=own))
         try:
-            layer.mount(own, volume)
+            overlay.mount(own, volume)
         except OSError as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"volume of sandbox {record.sandbox_id}: {error}") from error
         return record

@@ -12,8 +12,8 @@ from node_agent.host.busybox import INSIDE
 from node_agent.host.process import CommandError, run
 from node_agent.runtime.base import Exit, RuntimeFailure
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
-from node_agent.runtime.runsc.engine import CALL_TIMEOUT, Runsc
-from node_agent.runtime.runsc.execs import Handle, Pipes
+from node_agent.runtime.runsc.process import Handle, Pipes
+from node_agent.runtime.runsc.runsc_cli import CALL_TIMEOUT, Runsc
 
 Awake = Callable[[], AbstractContextManager[None]]
 """Surrounds questions to a sandbox that may be paused; see `freezing.awake`."""

@@ -17,12 +17,12 @@ from node_agent.host.network import Net, Networks
 from node_agent.host.tools import Tools
 from node_agent.host.volume import Volumes
 from node_agent.runtime.base import Death, EngineState, Order, RuntimeFailure
-from node_agent.runtime.runsc import bundle, files, launcher
+from node_agent.runtime.runsc import files, oci_bundle, start
 from node_agent.runtime.runsc.control import Pending
-from node_agent.runtime.runsc.engine import Guard, Runsc
 from node_agent.runtime.runsc.inspection import View
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.paths import Places
 from node_agent.runtime.runsc.record import Record
+from node_agent.runtime.runsc.runsc_cli import Guard, Runsc
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Running:
     pending: Pending | None
 
 
-_REFUSALS: Final = (accounts.UnknownAccountError, bundle.UnknownCapabilityError, NotStartableError)
+_REFUSALS: Final = (accounts.UnknownAccountError, oci_bundle.UnknownCapabilityError, NotStartableError)
 
 
 def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Running:
@@ -73,7 +73,7 @@ def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Imag
         record = _prepare(host, places, record, image, root)
         _refuse_if_cancelled(guard, places)
         network = record.net is not None
-        started = launcher.start(runsc, places, network=network, guard=guard)
+        started = start.start(runsc, places, network=network, guard=guard)
         return Running(settle_running(places, record, started.pid), started.pending)
     except (OSError, *_REFUSALS) as error:
         raise _not_started(places, error) from error
@@ -97,21 +97,21 @@ def _prepare(host: Host, places: Places, record: Record, image: Image, root: Pat
         record = record.but(net=net)
         record.save(places.directory)
     resolvers = host.resolvers if net else ()
-    files.mount_rootfs(places, root, files.etc_files(bundle.hostname(spec), resolvers))
+    files.mount_rootfs(places, root, files.etc_files(oci_bundle.hostname(spec), resolvers))
     user = image.user if spec.security.user is None else spec.security.user
     account = accounts.look_up(places.rootfs, user)
     files.prepare_workspace(places, account)
     files.prepare_logs(places)
-    process = bundle.first_process(spec, image, account)
+    process = oci_bundle.first_process(spec, image, account)
     view = View(places.rootfs, places.workspace, spec.filesystem.workspace_path)
     if problem := view.problem(process):
         raise NotStartableError(problem)
-    launcher.write_bundle(places, bundle.config(spec, process, _host_side(host, places, record)))
+    start.write_bundle(places, oci_bundle.config(spec, process, _host_side(host, places, record)))
     return record.but(working_dir=process.working_dir, account=account)
 
 
-def _host_side(host: Host, places: Places, record: Record) -> bundle.Host:
-    return bundle.Host(
+def _host_side(host: Host, places: Places, record: Record) -> oci_bundle.Host:
+    return oci_bundle.Host(
         init=host.tools.init and record.spec.security.init,
         rootfs=places.rootfs,
         workspace=places.workspace,
@@ -140,11 +140,11 @@ def take_down(networks: Networks, places: Places, record: Record | None) -> None
     Raises:
         RuntimeFailure: ``BUSY``, see `launcher.kill`.
     """
-    launcher.kill(places)
+    start.kill(places)
     if record is not None and record.net is not None:
         networks.remove(record.net)
-    launcher.unmount(places)
-    launcher.forget_files(places)
+    start.unmount(places)
+    start.forget_files(places)
 
 
 def erase(networks: Networks, places: Places) -> None:
@@ -193,9 +193,9 @@ def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Gua
         # The first start took the address away from the interface; only a new one gives it back.
         host.networks.rebuild(record.net)
     try:
-        started = launcher.start(runsc, places, network=record.net is not None, guard=guard, image=places.checkpoint)
+        started = start.start(runsc, places, network=record.net is not None, guard=guard, image=places.checkpoint)
     except RuntimeFailure:
-        launcher.kill(places)
+        start.kill(places)
         raise
     started_at = record.started_at
     record = settle_running(places, record, started.pid).but(started_at=started_at)

@@ -14,13 +14,13 @@ from node_agent.host.process import CommandError
 from node_agent.host.tools import Tools
 from node_agent.host.waiting import readable
 from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, Stream
-from node_agent.runtime.runsc import bundle, launcher
+from node_agent.runtime.runsc import oci_bundle, start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
-from node_agent.runtime.runsc.engine import Guard, Runsc
-from node_agent.runtime.runsc.execs import Pipes
-from node_agent.runtime.runsc.freezing import Engine
-from node_agent.runtime.runsc.handles import SocketHandle
-from node_agent.runtime.runsc.layout import Layout, Places
+from node_agent.runtime.runsc.paths import Layout, Places
+from node_agent.runtime.runsc.pause import Engine
+from node_agent.runtime.runsc.process import Pipes
+from node_agent.runtime.runsc.process_handles import SocketHandle
+from node_agent.runtime.runsc.runsc_cli import Guard, Runsc
 
 _SELF_TEST_TIMEOUT: Final = 10.0
 _EXIT_CODE: Final = 7
@@ -66,7 +66,7 @@ def probe(layout: Layout) -> Outcome:
     except OSError as error:
         raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the probe of runsc failed: {error}") from error
     finally:
-        launcher.kill(places)
+        start.kill(places)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(places.directory)
 
@@ -100,9 +100,9 @@ def _prepare(places: Places, programs: Path) -> None:
     for directory in (places.rootfs, places.workspace, places.log(Stream.STDOUT).parent):
         directory.mkdir(parents=True)
     spec = SandboxSpec(id=places.sandbox_id, image="probe", cpus=1, memory_mb=256, network="bridge")
-    process = bundle.FirstProcess((busybox.INSIDE, "sleep", "1000"), {}, "/", accounts.Account(1000, 1000))
-    host = bundle.Host(places.rootfs, places.workspace, programs, False, places.cgroup.path, None)
-    launcher.write_bundle(places, bundle.config(spec, process, host))
+    process = oci_bundle.FirstProcess((busybox.INSIDE, "sleep", "1000"), {}, "/", accounts.Account(1000, 1000))
+    host = oci_bundle.Host(places.rootfs, places.workspace, programs, False, places.cgroup.path, None)
+    start.write_bundle(places, oci_bundle.config(spec, process, host))
 
 
 def _start(runsc: Runsc, places: Places) -> tuple[Runsc, list[str]]:
@@ -110,7 +110,7 @@ def _start(runsc: Runsc, places: Places) -> tuple[Runsc, list[str]]:
     try:
         _launch(runsc, places)
     except RuntimeFailure:
-        launcher.kill(places)
+        start.kill(places)
         runsc = dataclasses.replace(runsc, hide_sysctl=True)
     else:
         return runsc, []
@@ -129,7 +129,7 @@ def _launch(runsc: Runsc, places: Places, image: Path | None = None) -> None:
     Raises:
         RuntimeFailure: it did not start.
     """
-    started = launcher.start(runsc, places, network=True, guard=Guard(places.cgroup.kill), image=image)
+    started = start.start(runsc, places, network=True, guard=Guard(places.cgroup.kill), image=image)
     if started.pending is not None:
         started.pending.close()
 
@@ -174,7 +174,7 @@ def _test_checkpoint(runsc: Runsc, places: Places) -> None:
     """
     places.checkpoint.mkdir()
     runsc.checkpoint(places.sandbox_id, places.checkpoint, True, _SELF_TEST_TIMEOUT)
-    launcher.kill(places)
+    start.kill(places)
     _launch(runsc, places, places.checkpoint)
     if not any(process.pid == 1 for process in places.control.processes()):
         raise RuntimeFailure(ErrorCode.INTERNAL, "the restored sandbox has no first process")

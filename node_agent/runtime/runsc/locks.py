@@ -5,8 +5,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-from node_agent.runtime.runsc.engine import Guard
-from node_agent.runtime.runsc.watcher import Watch
+from node_agent.runtime.runsc.exit_watch import Watch
+from node_agent.runtime.runsc.runsc_cli import Guard
 
 
 class Slot:

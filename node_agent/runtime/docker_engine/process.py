@@ -8,9 +8,9 @@ from typing import Final, Protocol
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, RuntimeFailure, Stream
-from node_agent.runtime.docker import marks
-from node_agent.runtime.docker.hijack import Hijacked
-from node_agent.runtime.docker.marks import Mark, Scanner
+from node_agent.runtime.docker_engine import marks
+from node_agent.runtime.docker_engine.marks import Mark, Scanner
+from node_agent.runtime.docker_engine.stream import Hijacked
 
 _LAST_SIGNAL: Final = 64
 

@@ -1,5 +1,5 @@
 """Sandboxes on the Docker engine, with gVisor or runc."""
 
-from node_agent.runtime.docker.runtime import DockerRuntime
+from node_agent.runtime.docker_engine.runtime import DockerRuntime
 
 __all__ = ["DockerRuntime"]

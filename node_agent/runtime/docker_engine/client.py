@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
 
-import requests
-
 import docker
+import requests
 from docker.errors import APIError, DockerException, NotFound
+
 from gateway.wire.errors import ErrorCode
 from node_agent.runtime.base import RuntimeFailure
 

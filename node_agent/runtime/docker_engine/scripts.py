@@ -7,7 +7,7 @@ by their path and under the exact ``argv``; the shell only stands around them.
 
 from typing import Final
 
-from node_agent.runtime.docker.marks import ENDED, NO_DIRECTORY, NOT_EXECUTABLE, NOT_FOUND, STARTED
+from node_agent.runtime.docker_engine.marks import ENDED, NO_DIRECTORY, NOT_EXECUTABLE, NOT_FOUND, STARTED
 
 # $1 prefix, $2 directory, the rest argv.  Leaves the program's path in $sbx_f and argv in "$@".
 # The variables have long names, because one that the process's environment also has would change there.

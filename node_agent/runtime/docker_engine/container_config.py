@@ -12,7 +12,7 @@ from node_agent.host.accounts import Account
 from node_agent.host.busybox import INSIDE as BUSYBOX
 from node_agent.host.images import Image
 from node_agent.runtime.base import Order
-from node_agent.runtime.docker import scripts
+from node_agent.runtime.docker_engine import scripts
 
 STDOUT: Final = "/.sandbox/stdout"
 STDERR: Final = "/.sandbox/stderr"
@@ -63,7 +63,7 @@ class Names:
 
     Attributes:
         tag: the node's.
-        prefix: of the marks with which the first process tells of its start (`node_agent.runtime.docker.marks`).
+        prefix: of the marks with which the first process tells of its start (`node_agent.runtime.docker_engine.marks`).
         cgroup_parent: cgroup below which Docker puts the container; empty for Docker's own.
     """
 

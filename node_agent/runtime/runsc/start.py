@@ -16,8 +16,8 @@ from node_agent.host.process import CommandError
 from node_agent.runtime.base import RuntimeFailure, Stream
 from node_agent.runtime.runsc.control import Pending
 from node_agent.runtime.runsc.early import EarlyWait
-from node_agent.runtime.runsc.engine import Guard, Runsc, Stdio
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.paths import Places
+from node_agent.runtime.runsc.runsc_cli import Guard, Runsc, Stdio
 
 _GOFER: Final = b"runsc-gofer"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from node_agent.host import cgroup, loop, mounts, tools
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.network import Networks
-from node_agent.runtime.runsc import launcher
-from node_agent.runtime.runsc.keeping import Keeping
-from node_agent.runtime.runsc.layout import Layout
+from node_agent.runtime.runsc import start
+from node_agent.runtime.runsc.fd_store import Keeping
+from node_agent.runtime.runsc.paths import Layout
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.rootfs import RootFileSystems
 
@@ -45,7 +45,7 @@ def _orphans(layout: Layout) -> set[str]:
 def _remove(layout: Layout, sandbox_id: str) -> list[str]:
     places = layout.places(sandbox_id)
     gone = [f"process {pid} of sandbox {sandbox_id}" for pid in sorted(places.cgroup.pids())]
-    launcher.kill(places)
+    start.kill(places)
     gone += [f"mount {point}" for point in mounts.unmount_below(places.directory)]
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(places.directory)

@@ -11,13 +11,13 @@ from node_agent.host import accounts
 from node_agent.host.accounts import Account
 from node_agent.host.busybox import INSIDE
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
-from node_agent.runtime.runsc import bundle
+from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
-from node_agent.runtime.runsc.execs import PipedProcess, Pipes
-from node_agent.runtime.runsc.freezing import Engine
-from node_agent.runtime.runsc.handles import Awake, CommandHandle, SocketHandle
 from node_agent.runtime.runsc.inspection import View
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.paths import Places
+from node_agent.runtime.runsc.pause import Engine
+from node_agent.runtime.runsc.process import PipedProcess, Pipes
+from node_agent.runtime.runsc.process_handles import Awake, CommandHandle, SocketHandle
 from node_agent.runtime.runsc.record import Record
 
 _SAID: Final = (
@@ -88,8 +88,8 @@ def plan(places: Places, record: Record, command: ExecCommand) -> Launch:
     """What to tell the engine."""
     spec = record.spec
     account = _account(places, record, command)
-    env = bundle.environment(spec, record.image_env, account) | dict(command.env)
-    allowed = bundle.capability_bits(bundle.capabilities(spec.security))
+    env = oci_bundle.environment(spec, record.image_env, account) | dict(command.env)
+    allowed = oci_bundle.capability_bits(oci_bundle.capabilities(spec.security))
     return Launch(
         argv=command.argv,
         env=tuple(f"{key}={value}" for key, value in env.items()),

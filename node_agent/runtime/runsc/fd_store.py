@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from node_agent.runtime.runsc import keeper
-from node_agent.runtime.runsc.keeper import Verb
+from node_agent.runtime.runsc import fd_store_server
+from node_agent.runtime.runsc.fd_store_server import Verb
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Keeping:
         with self._talking() as connection:
             if connection is not None:
                 connection.send(_packet(Verb.TAKE, name))
-                _, descriptors, _, _ = socket.recv_fds(connection, keeper.MAX_REQUEST, 1)
+                _, descriptors, _, _ = socket.recv_fds(connection, fd_store_server.MAX_REQUEST, 1)
         return descriptors[0] if descriptors else None
 
     def drop(self, name: str) -> None:
@@ -77,10 +77,10 @@ class Keeping:
         """Whether the keeper answered."""
         with connection, contextlib.suppress(OSError):  # it is gone already
             connection.send(_packet(Verb.LEAVE, ""))
-            answer = connection.recv(keeper.MAX_REQUEST)
+            answer = connection.recv(fd_store_server.MAX_REQUEST)
             connection.shutdown(socket.SHUT_WR)
-            if answer == keeper.YES:
-                connection.recv(keeper.MAX_REQUEST)
+            if answer == fd_store_server.YES:
+                connection.recv(fd_store_server.MAX_REQUEST)
                 self.reap()
             return bool(answer)
         return False
@@ -139,7 +139,7 @@ class Keeping:
             # Not by `subprocess`, which expects that its processes end before their parent.
             self._pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-I", "-S", keeper.__file__, self._tag, str(self._path)],
+                [sys.executable, "-I", "-S", fd_store_server.__file__, self._tag, str(self._path)],
                 {},
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, listener.fileno(), 0),

@@ -13,8 +13,8 @@ from gateway.wire.states import DeathReason
 from node_agent.host import cgroup
 from node_agent.host.cgroup import Cgroup
 from node_agent.runtime.base import Death, EngineState
-from node_agent.runtime.docker import config, layer
-from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
+from node_agent.runtime.docker_engine import container_config, overlay
+from node_agent.runtime.docker_engine.client import Api, APIError, NotFound, calling
 
 _END_TIMEOUT: Final = 15.0
 _IN_PROGRESS: Final = 409
@@ -35,11 +35,11 @@ class Containers:
 
     def ids(self, sandbox_id: str) -> list[str]:
         """Containers of all generations of one sandbox."""
-        return [entry["Id"] for entry in self._listed(f"{config.LABEL_ID}={sandbox_id}")]
+        return [entry["Id"] for entry in self._listed(f"{container_config.LABEL_ID}={sandbox_id}")]
 
     def all(self) -> dict[str, str]:
         """Every container of this node: Docker's id and the sandbox's."""
-        return {entry["Id"]: entry["Labels"].get(config.LABEL_ID, "") for entry in self._listed()}
+        return {entry["Id"]: entry["Labels"].get(container_config.LABEL_ID, "") for entry in self._listed()}
 
     def inspect(self, sandbox_id: str, generation: int) -> dict[str, Any] | None:
         """The container of one incarnation; ``None`` when there is none.
@@ -52,7 +52,7 @@ class Containers:
                 found: dict[str, Any] = self._api.client.inspect_container(self.name(sandbox_id, generation))
             except NotFound:
                 return None
-        return found if found["Config"]["Labels"].get(config.LABEL) == self._tag else None
+        return found if found["Config"]["Labels"].get(container_config.LABEL) == self._tag else None
 
     def name(self, sandbox_id: str, generation: int) -> str:
         """The name of one incarnation's container, and of its network."""
@@ -69,7 +69,7 @@ class Containers:
                 inspected = self._api.client.inspect_container(container)
                 self._end(inspected)
                 # Docker must find its own directory when it removes it, not the volume.
-                layer.unmount(layer.place(inspected))
+                overlay.unmount(overlay.place(inspected))
                 self._api.client.remove_container(container, force=True, v=True)
             except NotFound:
                 pass
@@ -82,16 +82,16 @@ class Containers:
 
     def sweep_groups(self) -> list[str]:
         """Removes the node's cgroups that no container has; tells which."""
-        tag = config.cgroup_tag(self._tag)
+        tag = container_config.cgroup_tag(self._tag)
         known = set(self.all())
         gone = [f"cgroup of container {name[:12]}" for name in cgroup.names(tag) - known if self._clear_group(name)]
         if not known and cgroup.remove_parent(tag):
-            gone.append(f"cgroup {config.cgroup_parent(self._tag)}")
+            gone.append(f"cgroup {container_config.cgroup_parent(self._tag)}")
         return gone
 
     def _clear_group(self, container: str) -> bool:
         """runsc leaves the group behind when it was killed, or had an exec."""
-        group = Cgroup(config.cgroup_tag(self._tag), container)
+        group = Cgroup(container_config.cgroup_tag(self._tag), container)
         group.kill()
         return group.remove()
 
@@ -114,7 +114,7 @@ class Containers:
     def _listed(self, *labels: str) -> list[dict[str, Any]]:
         with calling("containers"):
             found: list[dict[str, Any]] = self._api.client.containers(
-                all=True, filters={"label": [f"{config.LABEL}={self._tag}", *labels]}
+                all=True, filters={"label": [f"{container_config.LABEL}={self._tag}", *labels]}
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Marks: what the scripts of `node_agent.runtime.docker.scripts` say between the bytes of a process's output.
+"""Marks: what the scripts of `node_agent.runtime.docker_engine.scripts` say between the bytes of a process's output.
 
 Docker tells of an exec's end only when nobody holds its pipes any more.  So the script that starts the process writes
 a mark to both pipes after the process's end: everything the process wrote comes before it, and what a background child

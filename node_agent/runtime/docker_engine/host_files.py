@@ -18,8 +18,8 @@ from node_agent.host.network import DEFAULT_RESOLVERS
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume
 from node_agent.runtime.base import RuntimeFailure
-from node_agent.runtime.docker import config
-from node_agent.runtime.docker.records import Record
+from node_agent.runtime.docker_engine import container_config
+from node_agent.runtime.docker_engine.records import Record
 
 _MAX_ACCOUNTS: Final = 1024 * 1024
 
@@ -29,7 +29,9 @@ def log_file(volume: Volume, stream: str) -> Path:
     return volume.path / "log" / stream
 
 
-def prepare(record: Record, volume: Volume, image: Image, inspected: dict[str, Any], tools: Path) -> config.Place:
+def prepare(
+    record: Record, volume: Volume, image: Image, inspected: dict[str, Any], tools: Path
+) -> container_config.Place:
     """Makes the directories and files that the container binds.
 
     Args:
@@ -39,9 +41,9 @@ def prepare(record: Record, volume: Volume, image: Image, inspected: dict[str, A
     Raises:
         RuntimeFailure: ``START_ERROR`` for a user that the image does not know; ``INTERNAL`` when the host refuses.
     """
-    account = _account(record, config.user(record.spec, image), inspected)
+    account = _account(record, container_config.user(record.spec, image), inspected)
     try:
-        return config.Place(
+        return container_config.Place(
             busybox=programs.provide(tools).path / "busybox",
             workspace=_directory(volume.path / "workspace", account),
             stdout=_log(log_file(volume, "stdout")),

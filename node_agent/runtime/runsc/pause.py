@@ -12,13 +12,13 @@ from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError
 from node_agent.host.waiting import readable
 from node_agent.runtime.base import EngineState, RuntimeFailure
-from node_agent.runtime.runsc import launcher
+from node_agent.runtime.runsc import start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
-from node_agent.runtime.runsc.engine import Runsc
-from node_agent.runtime.runsc.execs import Pipes
-from node_agent.runtime.runsc.handles import SocketHandle
-from node_agent.runtime.runsc.layout import Places
+from node_agent.runtime.runsc.paths import Places
+from node_agent.runtime.runsc.process import Pipes
+from node_agent.runtime.runsc.process_handles import SocketHandle
 from node_agent.runtime.runsc.record import Record
+from node_agent.runtime.runsc.runsc_cli import Runsc
 
 _STATE_AFTER: Final = {"pause": EngineState.PAUSED, "resume": EngineState.RUNNING}
 _ANSWERS_WITHIN: Final = 2.0  # seconds for a process that ends at once, in a sandbox that is not frozen
@@ -173,7 +173,7 @@ def settle_checkpoint(places: Places, record: Record) -> Record:
     Raises:
         RuntimeFailure: ``BUSY`` when they do not end.
     """
-    launcher.kill(places)
+    start.kill(places)
     record = record.but(state=EngineState.CHECKPOINTED, sentry_pid=None)
     record.save(places.directory)
     return record

@@ -11,8 +11,8 @@ from gateway.wire.sandboxes import Isolation, SandboxSpec
 from node_agent.host import busybox
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, RuntimeFailure, SandboxRuntime
-from node_agent.runtime.docker import config, gpus
-from node_agent.runtime.docker.client import Api, calling
+from node_agent.runtime.docker_engine import container_config, gpus
+from node_agent.runtime.docker_engine.client import Api, calling
 
 _ISOLATIONS: Final[tuple[Isolation, ...]] = ("gvisor", "runc")
 _DISK_MB: Final = 16
@@ -63,7 +63,7 @@ class Probe:
                 self._api.client.remove_image(self._image, force=True)
 
     def _try(self, isolation: Isolation, info: dict[str, Any]) -> str | None:
-        runtime = config.RUNTIMES[isolation]
+        runtime = container_config.RUNTIMES[isolation]
         if runtime not in info["Runtimes"]:
             return f"Docker has no runtime {runtime}; start the engine with `sandboxes node engine`, or register it"
         order = self._order(isolation)

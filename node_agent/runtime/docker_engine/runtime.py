@@ -29,17 +29,17 @@ from node_agent.runtime.base import (
     Stream,
     UsageNow,
 )
-from node_agent.runtime.docker import config, containers, gpus
-from node_agent.runtime.docker.build import Builder
-from node_agent.runtime.docker.client import Api, APIError, NotFound, calling
-from node_agent.runtime.docker.containers import Containers
-from node_agent.runtime.docker.deaths import Deaths
-from node_agent.runtime.docker.execs import Execs, not_running
-from node_agent.runtime.docker.networks import DockerNetworks
-from node_agent.runtime.docker.place import log_file
-from node_agent.runtime.docker.probe import Probe
-from node_agent.runtime.docker.records import Record, Records
-from node_agent.runtime.docker.slots import Slots, Ticket
+from node_agent.runtime.docker_engine import container_config, containers, gpus
+from node_agent.runtime.docker_engine.client import Api, APIError, NotFound, calling
+from node_agent.runtime.docker_engine.containers import Containers
+from node_agent.runtime.docker_engine.create import Builder
+from node_agent.runtime.docker_engine.events import Deaths
+from node_agent.runtime.docker_engine.exec import Execs, not_running
+from node_agent.runtime.docker_engine.host_files import log_file
+from node_agent.runtime.docker_engine.locks import Slots, Ticket
+from node_agent.runtime.docker_engine.networks import DockerNetworks
+from node_agent.runtime.docker_engine.probe import Probe
+from node_agent.runtime.docker_engine.records import Record, Records
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class DockerRuntime(SandboxRuntime):
         self._images = Images(lambda: self._api.client)
         self._records = Records(own / "sandboxes")
         self._containers = Containers(self._api, tag)
-        self._networks = DockerNetworks(self._api, tag, config.LABEL)
+        self._networks = DockerNetworks(self._api, tag, container_config.LABEL)
         self._builder = Builder(
             api=self._api,
             records=self._records,
@@ -188,7 +188,7 @@ class DockerRuntime(SandboxRuntime):
         try:
             tools.release(self._tools)
             self._networks.firewall.remove()
-            cgroup.remove_parent(config.cgroup_tag(self._tag))
+            cgroup.remove_parent(container_config.cgroup_tag(self._tag))
         except (CommandError, OSError) as error:
             # The process is about to end; the next start's sweep meets what stays.
             log.warning("what served the sandboxes of this node could not be removed: %s", error)

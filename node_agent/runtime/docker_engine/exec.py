@@ -9,15 +9,15 @@ import requests
 from gateway.wire.errors import ErrorCode
 from node_agent.host.busybox import INSIDE as BUSYBOX
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
-from node_agent.runtime.docker import containers, marks, scripts
-from node_agent.runtime.docker.client import Api, APIError, calling
-from node_agent.runtime.docker.config import resolve_directory
-from node_agent.runtime.docker.containers import Containers
-from node_agent.runtime.docker.deaths import Deaths
-from node_agent.runtime.docker.exec import DockerExec, Lost, Signaller, exit_of
-from node_agent.runtime.docker.hijack import Hijacked, Refused
-from node_agent.runtime.docker.processes import FromHost, FromInside
-from node_agent.runtime.docker.records import Record
+from node_agent.runtime.docker_engine import containers, marks, scripts
+from node_agent.runtime.docker_engine.client import Api, APIError, calling
+from node_agent.runtime.docker_engine.container_config import resolve_directory
+from node_agent.runtime.docker_engine.containers import Containers
+from node_agent.runtime.docker_engine.events import Deaths
+from node_agent.runtime.docker_engine.process import DockerExec, Lost, Signaller, exit_of
+from node_agent.runtime.docker_engine.processes import FromHost, FromInside
+from node_agent.runtime.docker_engine.records import Record
+from node_agent.runtime.docker_engine.stream import Hijacked, Refused
 
 _NOT_THERE: Final = (404, 409)  # no such container; it is paused or does not run
 _DEATH_WAIT: Final = 1  # seconds in which a container follows its last exec into death
