@@ -29,7 +29,7 @@ def run(
     """Run the node agent in the foreground."""
     from node_agent import main
     from node_agent.engines import FACTORIES
-    from node_agent.start import StartError
+    from node_agent.startup import StartError
 
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -70,9 +70,9 @@ def cleanup(
     ] = None,
 ) -> None:
     """Remove everything that the node below ROOT has on this machine.  Its agent must have ended."""
-    from node_agent.cleanup import recorded_settings, remove_node
     from node_agent.engines import FACTORIES
-    from node_agent.start import StartError
+    from node_agent.install.cleanup import recorded_settings, remove_node
+    from node_agent.startup import StartError
 
     settings = recorded_settings(root.absolute())
     if docker_url is not None:
@@ -102,7 +102,7 @@ def prepare_image(
 
     Then switch it off and take a snapshot; machines that boot from that install nothing.
     """
-    from node_agent.prepare import Image, PrepareError, prepare, run_command
+    from node_agent.install.prepare import Image, PrepareError, prepare, run_command
 
     if not dry_run and not yes:
         raise _fail(PrepareError("this removes the machine's identity, keys and sandboxes; say --yes, or --dry-run"))
@@ -118,7 +118,7 @@ def prepare_image(
 @app.command("demo-image")
 def demo_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | None, typer.Option()] = None) -> None:
     """Make a Debian image with Python from this machine's packages, and print its name."""
-    from node_agent import images
+    from node_agent.install import images
 
     try:
         typer.echo(images.demo_image(docker_url, cache or images.CACHE))
@@ -129,7 +129,7 @@ def demo_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | N
 @app.command("test-image")
 def test_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | None, typer.Option()] = None) -> None:
     """Make a busybox image, and print its name."""
-    from node_agent import images
+    from node_agent.install import images
 
     try:
         typer.echo(images.test_image(docker_url, cache or images.CACHE))

@@ -8,7 +8,7 @@ from typing import Final
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.runtime.base import SandboxRuntime
 from node_agent.settings import NodeSettings
-from node_agent.start import Factory
+from node_agent.startup import Factory
 
 
 def _runsc(settings: NodeSettings) -> SandboxRuntime:

@@ -24,21 +24,21 @@ from gateway.client import GatewayClient
 from gateway.wire import limits
 from gateway.wire.nodes import RegisterRequest, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
-from node_agent.agent import Agent, Gateway, NodeFacts
-from node_agent.app import Standing, build_app
-from node_agent.boot import boot_stages
-from node_agent.cleanup import record_engines, remove_traces
 from node_agent.errors import ApiError
 from node_agent.exec.sessions import Bounds, Sessions
 from node_agent.exec.store import SpoolStore
 from node_agent.files.transfer import Transfers
-from node_agent.identity import IdentityFile
-from node_agent.machine import Machine, count_gpus
-from node_agent.registry import Registry
-from node_agent.routes.shared import Parts
+from node_agent.host.machine import Machine, count_gpus
+from node_agent.http.app import Standing, build_app
+from node_agent.http.context import Parts
+from node_agent.install.cleanup import record_engines, remove_traces
+from node_agent.membership.boot import boot_stages
+from node_agent.membership.heartbeat import Agent, Gateway, NodeFacts
+from node_agent.membership.identity import IdentityFile
 from node_agent.runtime.base import Death, RuntimeFacts, RuntimeFailure, SandboxRuntime
+from node_agent.sandboxes.manager import Registry
 from node_agent.settings import NodeSettings
-from node_agent.start import Factory, StartError, held_root, listening, origin, probed
+from node_agent.startup import Factory, StartError, held_root, listening, origin, probed
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from gateway.wire.exec import Stream
-from node_agent.core.text import CharacterGate, cut
 from node_agent.exec.spool import HEADER_SIZE, Record, Spool
+from node_agent.exec.utf8 import CharacterGate, cut
 from node_agent.runtime.base import Chunk
 from node_agent.runtime.base import Stream as Output
 

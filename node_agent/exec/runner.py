@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from gateway.wire.errors import ErrorCode
-from node_agent.core import outcome
-from node_agent.core.outcome import Outcome
+from node_agent.exec import outcome
+from node_agent.exec.outcome import Outcome
 from node_agent.exec.session import Session
 from node_agent.exec.stdin import StdinBuffer, feed
 from node_agent.runtime.base import Death, ExecProcess, RuntimeFailure

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from gateway.wire.exec import ExecEvents, ExecSession, Stream
 from gateway.wire.states import EXEC_TRANSITIONS, ExecStatus, next_state
-from node_agent.atomic import write_atomically
-from node_agent.core.outcome import Outcome
 from node_agent.exec.history import History
+from node_agent.exec.outcome import Outcome
+from node_agent.host.atomic import write_atomically
 from node_agent.runtime.base import Chunk, ExecProcess
 
 log = logging.getLogger(__name__)

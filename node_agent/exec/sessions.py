@@ -15,8 +15,8 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
 from gateway.wire.states import ExecStatus
-from node_agent.core import outcome
 from node_agent.errors import ApiError, bad_field
+from node_agent.exec import outcome
 from node_agent.exec.runner import FindDeath, Runner
 from node_agent.exec.session import Bell, Session
 from node_agent.exec.stdin import StdinBuffer, StdinRoom

@@ -18,7 +18,7 @@ from typing import BinaryIO, Final
 
 from gateway.wire import limits
 from gateway.wire.exec import ExecEvent, Stream
-from node_agent.core.text import pieces
+from node_agent.exec.utf8 import pieces
 
 _HEADER: Final = struct.Struct("<QdiBxxxI")  # sequence, time, exit code, stream, size
 _STREAMS: Final[tuple[Stream, ...]] = ("status", "stdout", "stderr", "stdin_closed", "truncated", "error", "exit")

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from node_agent.images import CACHE, test_image
+from node_agent.install.images import CACHE, test_image
 from sandboxes.local.dockerd import DEFAULT_SOCKET
 from tests.bench import measures, plan, report
 from tests.bench.contenders import Contender, Docker, Runsc, Service

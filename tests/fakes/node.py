@@ -14,7 +14,7 @@ from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, Regis
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.main import Connect, Node, serve
 from node_agent.settings import NodeSettings, load_settings
-from node_agent.start import Factory, listening, origin, probed
+from node_agent.startup import Factory, listening, origin, probed
 from tests.fakes.runtime import FakeRuntime
 
 CONTROL_TOKEN = "control"

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from node_agent import images
+from node_agent.install import images
 from sandboxes.local.dockerd import DEFAULT_SOCKET
 from tests.stack import Up, running
 from ucloud_sandboxes_sdk import Image, SandboxHandle, event_bytes

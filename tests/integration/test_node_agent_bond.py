@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def fast_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node_agent.agent.FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr("node_agent.membership.heartbeat.FIRST_BACKOFF", 0.01)
 
 
 def test_registers_once_and_keeps_its_credential_for_root_only(root: Path) -> None:
@@ -240,7 +240,7 @@ import logging, sys
 from pathlib import Path
 from node_agent import main
 from node_agent.settings import SettingsError, load_settings
-from node_agent.start import StartError
+from node_agent.startup import StartError
 from tests.fakes.runtime import FakeRuntime
 logging.basicConfig(level=logging.INFO)
 try:
@@ -408,7 +408,7 @@ def test_two_agents_cannot_share_a_root(root: Path) -> None:
 
 def test_without_any_engine_nothing_starts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from node_agent.runtime.base import RuntimeFailure
-    from node_agent.start import StartError, probed
+    from node_agent.startup import StartError, probed
     from tests.fakes.node import node_settings
 
     root.mkdir()

@@ -242,7 +242,7 @@ def test_a_reader_that_leaves_costs_nothing_and_another_reads_on(node: NodeUnder
 
 
 def test_a_silent_stream_shows_signs_of_life(node: NodeUnderTest, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node_agent.routes.exec.HEARTBEAT", 0.1)
+    monkeypatch.setattr("node_agent.http.routes.exec.HEARTBEAT", 0.1)
     session = started(node.exec(box, ["sleep", "0.5"], wait=0))["session"]["id"]
     with node.call("GET", f"/v1/exec/{session}/stream", stream=True) as answer:
         lines = [json.loads(line) for line in answer.iter_lines()]

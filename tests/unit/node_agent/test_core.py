@@ -7,10 +7,10 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, ExecStatus
-from node_agent.core import outcome
-from node_agent.core.admission import disk_is_short, refusal, reserved
-from node_agent.machine import parse_meminfo, parse_pressure
+from node_agent.exec import outcome
+from node_agent.host.machine import parse_meminfo, parse_pressure
 from node_agent.runtime.base import Death, Exit, RuntimeFailure
+from node_agent.sandboxes.admission import disk_is_short, refusal, reserved
 
 NODE = Shape(cpus=4, memory_mb=1000, disk_mb=1000, slots=2)
 SMALL = Shape(cpus=1, memory_mb=400, disk_mb=100, slots=1)

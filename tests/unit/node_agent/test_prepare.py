@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node_agent.cli import app
-from node_agent.prepare import Image, PrepareError, prepare, run_command
+from node_agent.install.prepare import Image, PrepareError, prepare, run_command
 
 KEPT = ("opt/sandbox-fleet/installed", "opt/sandbox-fleet/install.sh", "opt/sandbox-fleet/venv/bin/sandboxes")
 KEPT_TOO = ("etc/systemd/system/sandbox-fleet-node.service", "etc/ssh/sshd_config", "etc/hostname")

@@ -10,17 +10,18 @@ from typer.testing import CliRunner
 
 from gateway.wire.checks import Verdict
 from gateway.wire.errors import ErrorCode
-from node_agent import doctor, images
-from node_agent.atomic import write_atomically
-from node_agent.cleanup import record_engines, recorded_settings, remove_node
+from node_agent import doctor
 from node_agent.cli import app
 from node_agent.exec.stdin import StdinBuffer, StdinRoom
 from node_agent.files import scripts
 from node_agent.host import mounts
-from node_agent.identity import Identity, IdentityFile
-from node_agent.machine import Machine
+from node_agent.host.atomic import write_atomically
+from node_agent.host.machine import Machine
+from node_agent.install import images
+from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
+from node_agent.membership.identity import Identity, IdentityFile
 from node_agent.settings import load_settings
-from node_agent.start import StartError, held_root
+from node_agent.startup import StartError, held_root
 from tests.fakes.runtime import FakeRuntime
 
 IDENTITY = Identity(node_id="n", credential="c", control_token="t", gateway_url="http://g", join_token_sha256="")

@@ -10,9 +10,9 @@ from gateway.wire.files import PATH_PARAMETER, PutFileAnswer
 from node_agent.errors import ApiError, bad_field
 from node_agent.files.scripts import path_problem
 from node_agent.files.transfer import ClientGone, Place
-from node_agent.middleware import send_error
-from node_agent.routes.shared import MAX_GENERATION, answer, disconnected
-from node_agent.routes.shared import parts as parts_of
+from node_agent.http.context import MAX_GENERATION, answer, disconnected
+from node_agent.http.context import parts as parts_of
+from node_agent.http.middleware import send_error
 
 
 class Files:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway.wire.nodes import Pressure
 from gateway.wire.resources import Shape
-from node_agent.core.admission import disk_is_short
+from node_agent.sandboxes.admission import disk_is_short
 from node_agent.settings import NodeSettings
 
 log = logging.getLogger(__name__)

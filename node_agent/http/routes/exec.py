@@ -16,9 +16,9 @@ from gateway.wire.nodes import ExecOrder
 from node_agent.errors import ApiError, bad_field
 from node_agent.exec.session import Session
 from node_agent.exec.sessions import wait_until
-from node_agent.middleware import send_error
-from node_agent.routes.shared import MAX_GENERATION, Parts, PartsOf, answer, blocking, body, disconnected
-from node_agent.routes.shared import parts as parts_of
+from node_agent.http.context import MAX_GENERATION, Parts, PartsOf, answer, blocking, body, disconnected
+from node_agent.http.context import parts as parts_of
+from node_agent.http.middleware import send_error
 
 router = APIRouter()
 

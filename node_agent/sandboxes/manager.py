@@ -1,6 +1,6 @@
 """The orders about this node's sandboxes, and what they do to the engines.
 
-What is known of each is in `node_agent.entries`; after a restart `Registry.adopt` rebuilds it from what the engines
+What is known of each is in `node_agent.sandboxes.table`; after a restart `Registry.adopt` rebuilds it from what the engines
 have.  Safe from any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.  A lock per id
 keeps engine calls on one sandbox apart, but for `delete`: it does not wait for a create in flight, it breaks it.
 """
@@ -16,13 +16,13 @@ from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import LIVE, DeathReason, SandboxState
-from node_agent.core import sandbox as core
-from node_agent.core.admission import refusal
-from node_agent.core.sandbox import Sandbox
-from node_agent.entries import Entries
-from node_agent.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of, was_deleted
 from node_agent.errors import ApiError, of_failure
 from node_agent.runtime.base import Death, EngineState, Found, Order, RuntimeFailure, SandboxRuntime
+from node_agent.sandboxes import model as core
+from node_agent.sandboxes.admission import refusal
+from node_agent.sandboxes.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of, was_deleted
+from node_agent.sandboxes.model import Sandbox
+from node_agent.sandboxes.table import Entries
 
 log = logging.getLogger(__name__)
 

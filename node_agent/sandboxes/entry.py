@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, SandboxState
-from node_agent.core.sandbox import Sandbox
 from node_agent.errors import ApiError
 from node_agent.runtime.base import Death, Order
+from node_agent.sandboxes.model import Sandbox
 
 
 @dataclass(eq=False)

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from gateway.wire import limits
 from gateway.wire.nodes import CreateOrder, OrderAnswer
 from gateway.wire.sandboxes import LogChunk, Usage
-from node_agent.core.sandbox import Sandbox, inventory_item
 from node_agent.errors import bad_field
-from node_agent.routes.shared import MAX_GENERATION, Generation, Parts, PartsOf, answer, blocking, body, settled
+from node_agent.http.context import MAX_GENERATION, Generation, Parts, PartsOf, answer, blocking, body, settled
 from node_agent.runtime.base import Order, Stream
+from node_agent.sandboxes.model import Sandbox, inventory_item
 
 router = APIRouter()
 

@@ -15,11 +15,11 @@ from starlette.routing import Route
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeHealth
 from node_agent.errors import ApiError
-from node_agent.middleware import Authenticate, LimitBody
-from node_agent.routes import exec as exec_routes
-from node_agent.routes import sandboxes
-from node_agent.routes.files import Files
-from node_agent.routes.shared import Parts, answer, invalid
+from node_agent.http.context import Parts, answer, invalid
+from node_agent.http.middleware import Authenticate, LimitBody
+from node_agent.http.routes import exec as exec_routes
+from node_agent.http.routes import sandboxes
+from node_agent.http.routes.files import Files
 
 log = logging.getLogger(__name__)
 

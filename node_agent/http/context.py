@@ -15,8 +15,8 @@ from gateway.wire.errors import ErrorCode, FieldError
 from node_agent.errors import ApiError
 from node_agent.exec.sessions import Sessions
 from node_agent.files.transfer import Transfers
-from node_agent.registry import Registry
 from node_agent.runtime.base import RuntimeFailure
+from node_agent.sandboxes.manager import Registry
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)

@@ -8,11 +8,11 @@ import threading
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
-from node_agent.core import sandbox as core
-from node_agent.core.admission import reserved
-from node_agent.core.sandbox import Sandbox
-from node_agent.entry import Entry, newer
 from node_agent.errors import ApiError
+from node_agent.sandboxes import model as core
+from node_agent.sandboxes.admission import reserved
+from node_agent.sandboxes.entry import Entry, newer
+from node_agent.sandboxes.model import Sandbox
 
 
 class Entries:

@@ -14,11 +14,11 @@ from typing import Final, Protocol
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire import limits
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest, RuntimeReport
-from node_agent.core.sandbox import inventory_item
 from node_agent.errors import ApiError
-from node_agent.identity import Identity, IdentityFile, digest
-from node_agent.machine import Machine
-from node_agent.registry import Registry
+from node_agent.host.machine import Machine
+from node_agent.membership.identity import Identity, IdentityFile, digest
+from node_agent.sandboxes.manager import Registry
+from node_agent.sandboxes.model import inventory_item
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.wire.sandboxes import RuntimeName
-from node_agent.atomic import write_atomically
 from node_agent.host import mounts
+from node_agent.host.atomic import write_atomically
 from node_agent.runtime.base import RuntimeFailure, SandboxRuntime
 from node_agent.settings import NodeSettings
-from node_agent.start import Factory, StartError, held_root
+from node_agent.startup import Factory, StartError, held_root
 
 log = logging.getLogger(__name__)
 
