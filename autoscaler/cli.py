@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler import main, words
-from autoscaler.bootstrap import ucloud_init_script
+from autoscaler import describe, main
 from autoscaler.clock import Clock
-from autoscaler.core import money
+from autoscaler.core import cost
 from autoscaler.offered import Offered, offered
 from autoscaler.reconcile import Report
 from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
+from autoscaler.user_data import ucloud_init_script
 from gateway.wire.checks import Check, Verdict
 from providers import registry
 from simulator.cli import simulate
@@ -64,9 +64,9 @@ def plan(config: Config = None, as_json: AsJson = False) -> None:
         _json(_report(report))
     else:
         names = {intent.operation_id: intent.name for intent in report.world.intents}
-        found = [(words.finding(each, names), getattr(each, "reason", "")) for each in report.findings]
+        found = [(describe.finding(each, names), getattr(each, "reason", "")) for each in report.findings]
         _show(("found", "reason"), found)
-        actions = [(words.action(each, names), each.reason) for each in report.plan.actions]
+        actions = [(describe.action(each, names), each.reason) for each in report.plan.actions]
         _show(("action", "reason"), actions, "nothing to do")
         _show(("not done", "reason"), [(wait.subject, wait.reason) for wait in report.plan.waits])
     if report.world.nodes is None:
@@ -93,9 +93,9 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         _json({"running": owner, "intents": intents, "backoffs": held})
         return
     typer.echo(f"running: {owner or 'no'}")
-    rows = [(i.name, i.pool, i.state.value, words.time(i.changed_at), str(i.offer), i.detail) for i in intents]
+    rows = [(i.name, i.pool, i.state.value, describe.time(i.changed_at), str(i.offer), i.detail) for i in intents]
     _show(("instance", "pool", "state", "since", "offer", "detail"), rows, "no instances")
-    _show(("held back", "until", "reason"), [(each.key, words.time(each.until), each.reason) for each in held])
+    _show(("held back", "until", "reason"), [(each.key, describe.time(each.until), each.reason) for each in held])
 
 
 @app.command()
@@ -114,7 +114,7 @@ def events(
     if as_json:
         _json(found)
         return
-    rows = [(words.time(e.at), e.subject, e.kind, e.detail) for e in found]
+    rows = [(describe.time(e.at), e.subject, e.kind, e.detail) for e in found]
     _show(("time", "subject", "event", "detail"), rows, "nothing has happened yet")
 
 
@@ -134,8 +134,8 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
         finally:
             journal.close()
     mine = {pool.name: [intent for intent in intents if intent.pool == pool.name] for pool in settings.pools}
-    hourly = {name: money.rate(rows) for name, rows in mine.items()}
-    monthly = {name: spent.get(name, Decimal(0)) + money.cost_of_all(rows, now) for name, rows in mine.items()}
+    hourly = {name: cost.rate(rows) for name, rows in mine.items()}
+    monthly = {name: spent.get(name, Decimal(0)) + cost.cost_of_all(rows, now) for name, rows in mine.items()}
     market = offered(settings.policy().pools, providers, reasons)
     if as_json:
         told = {
@@ -175,7 +175,7 @@ def _show_market(market: Mapping[str, Offered]) -> None:
             str(offer.resources.memory_mb),
             str(offer.resources.disk_mb),
             str(offer.resources.gpus),
-            words.euros(offer.price_per_hour),
+            describe.euros(offer.price_per_hour),
             "yes" if offer.available else "not now",
         )
         for pool, found in market.items()
@@ -188,8 +188,8 @@ def _show_market(market: Mapping[str, Offered]) -> None:
 
 
 def _capped(euros: Decimal | None, cap: Decimal | None) -> str:
-    known = words.euros(euros)
-    return known if cap is None else f"{known} of {words.euros(cap)}"
+    known = describe.euros(euros)
+    return known if cap is None else f"{known} of {describe.euros(cap)}"
 
 
 @app.command(name="release")

@@ -23,7 +23,7 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 
 from autoscaler import notify
 from autoscaler.notify import Notifier
-from autoscaler.remarks import Remarks
+from autoscaler.throttled_log import Remarks
 
 log = logging.getLogger(__name__)
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoscaler import lock, preparing, release
-from autoscaler.bootstrap import BootstrapError
+from autoscaler import lock, preparing, teardown
 from autoscaler.budget import metered
 from autoscaler.clock import Anchor, Clock, ClockGuard
 from autoscaler.core.misfits import misfits
 from autoscaler.daemon import Daemon
-from autoscaler.execute import Executor
+from autoscaler.executor import Executor
 from autoscaler.lanes import Threads
 from autoscaler.observe import Observer, Pace
 from autoscaler.reconcile import Reconciler
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.store.db import JournalError
 from autoscaler.store.journal import Journal
+from autoscaler.user_data import BootstrapError
 from gateway.client import GatewayClient
 from providers import registry
 from providers.base import ComputeProvider
@@ -270,9 +270,9 @@ def give_up(settings: AutoscalerSettings, environ: Mapping[str, str], within: fl
     journal = open_journal(settings)
     try:
         names = frozenset(intent.name for intent in journal.open_intents())
-        left = release.release(journal, providers, clock=Clock(), within=within, lanes=Threads())
+        left = teardown.release(journal, providers, clock=Clock(), within=within, lanes=Threads())
     finally:
         journal.close()
-    for sentence in release.forget(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):
+    for sentence in teardown.forget(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):
         log.warning("%s", sentence)
     return left

@@ -7,17 +7,17 @@ from typing import Any, Final, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core import backoff
-from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.deletion import strays
 from autoscaler.core.lookup import Listed, listed
 from autoscaler.core.model import FleetPolicy, Intent, Node, ProviderView, Waiting, World
-from autoscaler.core.stopping import strays
+from autoscaler.core.states import IntentState
 from autoscaler.core.views import node_of, wanted
 from autoscaler.lanes import GATEWAY, Lanes
-from autoscaler.looking import Lookout
-from autoscaler.looking import Pace as Pace
 from autoscaler.memory import Lasting
-from autoscaler.remarks import Remarks
+from autoscaler.provider_polling import Lookout
+from autoscaler.provider_polling import Pace as Pace
 from autoscaler.store.journal import Journal
+from autoscaler.throttled_log import Remarks
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand

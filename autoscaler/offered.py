@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autoscaler.core.offers import bought_by, unsold
 from autoscaler.core.pools import PoolPolicy
-from autoscaler.core.supply import bought_by, unsold
 from providers import registry
 from providers.base import ComputeProvider, Offer, ProviderError
 

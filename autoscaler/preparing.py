@@ -5,10 +5,10 @@ import json
 from dataclasses import replace
 from typing import Final
 
-from autoscaler.bootstrap import INSTALLED, NodeBoot, renderer
 from autoscaler.core.model import FleetPolicy
-from autoscaler.creating import Preparation
+from autoscaler.instances import Preparation
 from autoscaler.settings import AutoscalerSettings, PoolSettings
+from autoscaler.user_data import INSTALLED, NodeBoot, renderer
 from gateway.client import GatewayClient
 
 DIGITS: Final = 12

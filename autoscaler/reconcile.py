@@ -9,15 +9,15 @@ from typing import Final
 from autoscaler.clock import Clock
 from autoscaler.core import backoff
 from autoscaler.core.ceilings import ceilings
-from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.findings import applied, settle
 from autoscaler.core.model import BackOff, Finding, FleetPolicy, Move, Plan, World
-from autoscaler.core.policy import outside, plan
-from autoscaler.core.settle import applied, settle
-from autoscaler.execute import Executor
+from autoscaler.core.plan import outside, plan
+from autoscaler.core.states import IntentState
+from autoscaler.executor import Executor
 from autoscaler.lanes import Lanes, Serial
 from autoscaler.observe import Gateway, Observer
-from autoscaler.remarks import Remarks
 from autoscaler.store.journal import Journal
+from autoscaler.throttled_log import Remarks
 from autoscaler.turn import Turn
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.capacity import Ceilings

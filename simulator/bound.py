@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.core.model import FleetPolicy, World
-from autoscaler.core.supply import expected_shape
+from autoscaler.core.offers import expected_shape
 from simulator import amounts
 from simulator.amounts import RESOURCES, Amounts
 from simulator.settings import Setup

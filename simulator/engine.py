@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.clock import Clock, ClockGuard
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import FleetPolicy, World
-from autoscaler.core.supply import expected_shape
-from autoscaler.creating import Chances
-from autoscaler.execute import Executor, Preparation
+from autoscaler.core.offers import expected_shape
+from autoscaler.core.states import IntentState
+from autoscaler.executor import Executor, Preparation
+from autoscaler.instances import Chances
 from autoscaler.observe import Observer
 from autoscaler.reconcile import Reconciler, Report
 from providers.testing.fake import EPOCH

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from autoscaler.core import backoff, money
-from autoscaler.core.lifecycle import IntentState, next_state
+from autoscaler.core import backoff, cost
+from autoscaler.core.findings import extended, moved, started
 from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
-from autoscaler.core.settle import extended, moved, started
+from autoscaler.core.states import IntentState, next_state
 from autoscaler.store.journal import EVENTS_KEPT, Event, Journal
 from gateway.wire.resources import Shape
 
@@ -41,7 +41,7 @@ class MemoryJournal(Journal):
         return tuple(sorted(self._open.values(), key=lambda intent: (intent.created_at, intent.operation_id)))
 
     def spent(self, now: float) -> dict[str, Decimal]:
-        month = money.month_of(now)
+        month = cost.month_of(now)
         return {pool: euros for (pool, booked), euros in self._euros.items() if booked == month}
 
     def gone_names(self) -> frozenset[str]:
@@ -123,8 +123,8 @@ class MemoryJournal(Journal):
         del self._open[after.operation_id]
         self._last_gone = {after.operation_id: after}
         self._gone.append(after.name)
-        if euros := money.cost(before, now):
-            key = (before.pool, money.month_of(now))
+        if euros := cost.cost(before, now):
+            key = (before.pool, cost.month_of(now))
             self._euros[key] = self._euros.get(key, Decimal(0)) + euros
 
     def _tell(self, at: float, subject: str, kind: str, detail: str) -> None:

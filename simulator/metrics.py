@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 from autoscaler.core.model import FleetPolicy, World
-from autoscaler.core.supply import expected_shape
+from autoscaler.core.offers import expected_shape
 from providers.base import Billing
 from simulator import amounts
 from simulator.amounts import RESOURCES

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.pools import OfferKey
-from autoscaler.core.rows import Intent, Waiting
+from autoscaler.core.states import IntentState
+from autoscaler.core.world import Intent, Waiting
 from gateway.wire.resources import Shape
 
 # -- what to do -------------------------------------------------------------------------------------------------------

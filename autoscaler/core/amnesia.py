@@ -6,9 +6,9 @@ deleted before anybody could put the right database back.
 
 from typing import Final
 
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.lookup import node_of, nodes_by_instance
 from autoscaler.core.model import FleetPolicy, Wait, World
+from autoscaler.core.states import IntentState
 
 MANY: Final = 3
 """So many forgotten nodes are still taken for single ones; the cluster autoscaler's bounds for an unhealthy cluster."""

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from autoscaler.core.model import FleetPolicy, OfferKey, PoolPolicy, World
+from autoscaler.core.offers import expected_shape, offers_of
 from autoscaler.core.packing import fits, vector
-from autoscaler.core.supply import expected_shape, offers_of
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.resources import Shape
 from providers.base import Offer

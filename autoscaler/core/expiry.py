@@ -5,8 +5,8 @@ Times are the provider's on both sides, so a jump of our clock changes nothing.
 
 from dataclasses import dataclass
 
-from autoscaler.core.draft import Draft
 from autoscaler.core.model import Intent, PoolPolicy
+from autoscaler.core.plan_builder import Draft
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ from autoscaler.core.pools import OfferKey as OfferKey
 from autoscaler.core.pools import Order as Order
 from autoscaler.core.pools import PoolPolicy as PoolPolicy
 from autoscaler.core.pools import WarmFloor as WarmFloor
-from autoscaler.core.rows import BackOff as BackOff
-from autoscaler.core.rows import Intent as Intent
-from autoscaler.core.rows import Node as Node
-from autoscaler.core.rows import ProviderView as ProviderView
-from autoscaler.core.rows import Waiting as Waiting
+from autoscaler.core.world import BackOff as BackOff
+from autoscaler.core.world import Intent as Intent
+from autoscaler.core.world import Node as Node
+from autoscaler.core.world import ProviderView as ProviderView
+from autoscaler.core.world import Waiting as Waiting
 from gateway.wire.resources import Shape
 
 

@@ -1,10 +1,10 @@
 """One boot more: the first offer of a pool that may be bought, or the reason why there is none."""
 
-from autoscaler.core.draft import Draft
-from autoscaler.core.limits import pool_refusal, ware_refusal
 from autoscaler.core.model import Boot, PoolPolicy, Waiting
+from autoscaler.core.offers import Ware, unsold
 from autoscaler.core.packing import Bin, Group, fits
-from autoscaler.core.supply import Ware, unsold
+from autoscaler.core.plan_builder import Draft
+from autoscaler.core.purchase import pool_refusal, ware_refusal
 
 
 def suits(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from autoscaler.core.rows import Waiting
+from autoscaler.core.world import Waiting
 from gateway.wire.resources import Shape
 
 Vector = tuple[float, float, float, float, float]

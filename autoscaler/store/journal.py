@@ -8,10 +8,10 @@ from typing import Any
 from sqlalchemy import Engine, delete
 from sqlmodel import Session, col, select
 
-from autoscaler.core import backoff, money
-from autoscaler.core.lifecycle import IntentState, next_state
+from autoscaler.core import backoff, cost
+from autoscaler.core.findings import extended, moved, started
 from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
-from autoscaler.core.settle import extended, moved, started
+from autoscaler.core.states import IntentState, next_state
 from autoscaler.store.db import open_copy, open_engine
 from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
 from gateway.wire.resources import Shape
@@ -76,7 +76,7 @@ class Journal:
     def spent(self, now: float) -> dict[str, Decimal]:
         """Euro that instances which are gone have cost in this month, by pool."""
         with Session(self._engine) as session, session.begin():
-            rows = session.exec(select(SpendRow).where(SpendRow.month == money.month_of(now)))
+            rows = session.exec(select(SpendRow).where(SpendRow.month == cost.month_of(now)))
             return {row.pool: Decimal(row.euros) for row in rows}
 
     def gone_names(self) -> frozenset[str]:
@@ -225,8 +225,8 @@ def _store(session: Session, row: IntentRow, intent: Intent) -> None:
 def _change(session: Session, row: IntentRow, before: Intent, after: Intent, now: float) -> None:
     """Stores a change of state; what an instance has cost is booked in the transaction in which its row ends."""
     _store(session, row, after)
-    if after.state is IntentState.GONE and (euros := money.cost(before, now)):
-        month = money.month_of(now)
+    if after.state is IntentState.GONE and (euros := cost.cost(before, now)):
+        month = cost.month_of(now)
         key = (before.pool, month)
         booked = session.get(SpendRow, key, with_for_update=True) or SpendRow(pool=before.pool, month=month, euros="0")
         booked.euros = str(Decimal(booked.euros) + euros)

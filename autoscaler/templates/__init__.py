@@ -1,1 +1,1 @@
-"""What new machines are told, as templates; `autoscaler.bootstrap` fills them in."""
+"""What new machines are told, as templates; `autoscaler.user_data` fills them in."""

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from providers.base import ProviderError
 from providers.hetzner import errors
-from providers.hetzner.budget import Budget, Need
+from providers.hetzner.rate_limit import Budget, Need
 from providers.hetzner.settings import HetznerSettings
 
 APPLICATION: Final = "sandbox-fleet"

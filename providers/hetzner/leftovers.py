@@ -12,11 +12,11 @@ from typing import Final, Literal
 
 from providers.base import Deleted, ErrorKind, ProviderError, Scope
 from providers.hetzner import mapping
-from providers.hetzner.answers import Server, SideResource
-from providers.hetzner.budget import Need
 from providers.hetzner.client import Api, read
 from providers.hetzner.errors import refusal
 from providers.hetzner.listing import complete
+from providers.hetzner.models import Server, SideResource
+from providers.hetzner.rate_limit import Need
 from providers.hetzner.settings import HetznerSettings
 
 log = logging.getLogger(__name__)

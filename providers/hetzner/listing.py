@@ -15,9 +15,9 @@ from pydantic import AwareDatetime, BaseModel
 
 from providers.base import Applied, ErrorKind, ProviderError, Scope
 from providers.hetzner import errors
-from providers.hetzner.answers import Answer, Page
-from providers.hetzner.budget import Need
 from providers.hetzner.client import Api, read
+from providers.hetzner.models import Answer, Page
+from providers.hetzner.rate_limit import Need
 
 PER_PAGE: Final = 50
 """The most that the API gives."""

@@ -10,8 +10,8 @@ from typing import Final
 from hcloud.helpers.labels import LabelValidator
 
 from providers.base import Create, ErrorKind, Instance, Offer, Phase, Resources
-from providers.hetzner.answers import Pricing, Server, ServerType, TypeLocation
 from providers.hetzner.errors import refusal
+from providers.hetzner.models import Pricing, Server, ServerType, TypeLocation
 from providers.hetzner.settings import HetznerSettings
 
 PREFIX: Final = "sandbox-fleet"

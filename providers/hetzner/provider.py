@@ -24,12 +24,12 @@ from providers.base import (
     Scope,
 )
 from providers.hetzner import mapping
-from providers.hetzner.answers import Image, Pricing, Server, ServerAnswer, ServerType
-from providers.hetzner.budget import CALLS_PER_HOUR, Need
 from providers.hetzner.client import Api, read
 from providers.hetzner.errors import refusal
 from providers.hetzner.leftovers import Leftovers, Side
 from providers.hetzner.listing import complete
+from providers.hetzner.models import Image, Pricing, Server, ServerAnswer, ServerType
+from providers.hetzner.rate_limit import CALLS_PER_HOUR, Need
 from providers.hetzner.settings import HetznerSettings, parse
 
 BY_LABEL: Final = "label:"

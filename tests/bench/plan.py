@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from autoscaler.core import naming
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import FleetPolicy, Intent, Node, OfferKey, PoolPolicy, ProviderView, Waiting, World
-from autoscaler.core.policy import plan
+from autoscaler.core.plan import plan
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Billing, Caps, Instance, Offer, Phase, Resources

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
-from autoscaler.bootstrap import ucloud_init_script
+from autoscaler.user_data import ucloud_init_script
 from tests.fakes import hetzner
 from tests.fakes.booting import Booter
 from tests.fakes.ucloud import lab

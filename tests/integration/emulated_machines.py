@@ -9,7 +9,7 @@ from string import Template
 
 import yaml
 
-from autoscaler.bootstrap import ucloud_init_script
+from autoscaler.user_data import ucloud_init_script
 from tests.fakes.booting import Machine
 from tests.fakes.ucloud.cluster import Guest
 from tests.integration.autoscaler_node import COMMAND, GPUS

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from autoscaler import bootstrap
+from autoscaler import user_data
 from gateway.client import GatewayClient
 from gateway.services.bundle import sums_of
 from gateway.wire.bundle import BundleFile, BundleManifest
@@ -119,7 +119,7 @@ class Machine:
 
     def order(self, service: Service, token: str, **changes: object) -> None:
         """What the provider would give a new machine: the files of its user data."""
-        boot = bootstrap.NodeBoot(
+        boot = user_data.NodeBoot(
             gateway_url=service.gateway.url,
             join_token=token,
             instance=INSTANCE,
@@ -138,7 +138,7 @@ class Machine:
         )
         for name in ("config", "units"):
             (self.directory / name).mkdir(exist_ok=True)
-        for name, content in json.loads(bootstrap.for_ucloud(boot))["files"].items():
+        for name, content in json.loads(user_data.for_ucloud(boot))["files"].items():
             (self.directory / "config" / name).write_text(content)
 
     def bootstrap(self) -> "subprocess.CompletedProcess[str]":

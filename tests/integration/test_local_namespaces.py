@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.bootstrap import NodeBoot, for_local
+from autoscaler.user_data import NodeBoot, for_local
 from gateway.client import GatewayClient
 from gateway.wire.nodes import JoinTokenRequest, NodeRecord
 from gateway.wire.states import NodeState

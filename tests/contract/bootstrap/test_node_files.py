@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from autoscaler import bootstrap
+from autoscaler import user_data
 from tests import systemd
 from tests.borrowed import borrowed
 
@@ -15,7 +15,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 INSTALL: Final = ROOT / "node_agent/install"
 AGENT: Final = "sandbox-fleet-node.service"
 BOOTSTRAP: Final = "sandbox-fleet-bootstrap.service"
-BOOT: Final = bootstrap.NodeBoot(
+BOOT: Final = user_data.NodeBoot(
     gateway_url="http://10.0.0.2:8090",
     join_token="sbxj_secret",
     instance="fleet-cpu-abcdefgh2345",
@@ -36,14 +36,14 @@ def schema(document: str, tmp_path: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_cloud_init_takes_the_document(tmp_path: Path) -> None:
-    done = schema(bootstrap.for_cloud_init(BOOT), tmp_path)
+    done = schema(user_data.for_cloud_init(BOOT), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("change", ["runcmd: 7", "write_files: [{content: nowhere}]", "hostname: [a]"])
 def test_cloud_init_refuses_a_wrong_one(tmp_path: Path, change: str) -> None:
     key = change.partition(":")[0]
-    document: dict[str, Any] = yaml.safe_load(bootstrap.for_cloud_init(BOOT))
+    document: dict[str, Any] = yaml.safe_load(user_data.for_cloud_init(BOOT))
     document[key] = yaml.safe_load(change)[key]
     done = schema("#cloud-config\n" + yaml.safe_dump(document), tmp_path)
     assert done.returncode != 0 and key in done.stdout + done.stderr
@@ -54,7 +54,7 @@ def machine(tmp_path: Path) -> Path:
     """A node's units, as its user data and the bundle bring them."""
     units = tmp_path / systemd.UNITS
     units.mkdir(parents=True)
-    document = yaml.safe_load(bootstrap.for_cloud_init(BOOT))
+    document = yaml.safe_load(user_data.for_cloud_init(BOOT))
     (text,) = [file["content"] for file in document["write_files"] if file["path"].endswith(BOOTSTRAP)]
     (units / BOOTSTRAP).write_text(text)
     (units / AGENT).write_bytes((INSTALL / AGENT).read_bytes())
@@ -76,7 +76,7 @@ def scripts() -> dict[str, str]:
         "install.sh": (INSTALL / "install.sh").read_text(),
         "packages.sh": (INSTALL / "packages.sh").read_text(),
         "bootstrap.sh": (ROOT / "autoscaler/templates/bootstrap.sh").read_text(),
-        "ucloud-init.sh": bootstrap.ucloud_init_script(),
+        "ucloud-init.sh": user_data.ucloud_init_script(),
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 import requests
 
-from autoscaler import bootstrap
+from autoscaler import user_data
 from gateway.client import GatewayClient
 from gateway.wire.nodes import JoinTokenRequest, NodeRecord
 from providers.local.network import Namespace, Network
@@ -190,7 +190,7 @@ def ordered(fleet: Fleet, root: Path, name: str) -> None:
     """What a provider would do: user data for the machine that it makes."""
     operator = fleet.operator
     token = operator.join_token(JoinTokenRequest(instance=name, pool="cpu", operation_id=f"op-{name}")).token
-    boot = bootstrap.NodeBoot(
+    boot = user_data.NodeBoot(
         gateway_url=fleet.url,
         join_token=token,
         instance=name,
@@ -202,7 +202,7 @@ def ordered(fleet: Fleet, root: Path, name: str) -> None:
     )
     seed = root / "var/lib/cloud/seed/nocloud"
     seed.mkdir(parents=True)
-    (seed / "user-data").write_text(bootstrap.for_cloud_init(boot))
+    (seed / "user-data").write_text(user_data.for_cloud_init(boot))
     (seed / "meta-data").write_text(f"instance-id: {name}\n")
     (root / "etc/cloud/cloud.cfg.d/99-test.cfg").write_text(CLOUD_INIT)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy.exc import OperationalError
 
 from autoscaler.budget import DELETE_SHARE
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import FleetPolicy, Intent, Move
+from autoscaler.core.states import IntentState
 from autoscaler.reconcile import Report
 from gateway.wire.states import NodeState
 from providers.base import Caps, Create, Deleted, Instance, ProviderError, Ref

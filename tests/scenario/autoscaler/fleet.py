@@ -10,8 +10,8 @@ from sqlalchemy.exc import OperationalError
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core.model import FleetPolicy, PoolPolicy
-from autoscaler.creating import Chances
-from autoscaler.execute import Executor, Preparation
+from autoscaler.executor import Executor, Preparation
+from autoscaler.instances import Chances
 from autoscaler.observe import Observer, Pace
 from autoscaler.reconcile import Reconciler, Report
 from autoscaler.store.journal import Journal

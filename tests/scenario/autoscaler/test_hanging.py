@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler import release
+from autoscaler import teardown
 from autoscaler.clock import Clock
 from autoscaler.core.model import OfferKey
 from autoscaler.lanes import Threads
@@ -182,7 +182,7 @@ def test_when_the_fleet_is_given_up_one_that_hangs_is_named_and_the_other_goes(t
     hang, lanes = Hang(two.clouds["east"], "delete"), Threads()
     west = two.clouds["west"]
     west.stop_seconds = 0.0
-    left = release.release(
+    left = teardown.release(
         two.journal, two.providers, clock=Clock(), within=2.0, sleep=lambda _: west.advance(1.0), lanes=lanes
     )
     assert left == ["provider east: it has not answered in time"]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from autoscaler.clock import ClockGuard
-from autoscaler.core import limits, lookup, naming, policy, settle, stopping
+from autoscaler.core import deletion, findings, lookup, naming, plan, purchase
 from autoscaler.core.model import FleetPolicy, Intent, Node, Stop, World
-from autoscaler.creating import Creator
-from autoscaler.execute import Executor
+from autoscaler.executor import Executor
+from autoscaler.instances import Creator
 from autoscaler.reconcile import Reconciler
 from providers.base import Applied, Ref
 from providers.testing.fake import FakeProvider
@@ -67,13 +67,13 @@ def never_looks_again(patch: pytest.MonkeyPatch) -> None:
     def drained(intent: Intent, _node: Node) -> Stop:
         return Stop(intent.operation_id, "it was closed")
 
-    patch.setattr(stopping, "_drained", drained)
+    patch.setattr(deletion, "_drained", drained)
     patch.setattr(Executor, "_is_still_drained", lambda _self, _intent: True)
 
 
 def with_views(patch: pytest.MonkeyPatch, change: Callable[[World], World]) -> None:
     """Rows are settled by another world than the one that was seen."""
-    real = settle.settle
+    real = findings.settle
     patch.setattr("autoscaler.reconcile.settle", lambda world, rules, now: real(change(world), rules, now))
 
 
@@ -94,18 +94,18 @@ def a_failed_listing_is_an_empty_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def planned_rows_do_not_count(patch: pytest.MonkeyPatch) -> None:
-    real = limits._pool_refusal
+    real = purchase._pool_refusal
 
     def refusal(draft: Any, pool: Any) -> str | None:
         found = real(draft, pool)
         return None if found is not None and found.startswith(("it has", "the fleet has")) else found
 
-    patch.setattr(limits, "_pool_refusal", refusal)
+    patch.setattr(purchase, "_pool_refusal", refusal)
 
 
 def demand_is_never_met(patch: pytest.MonkeyPatch) -> None:
     """What is on its way does not count, so that a minimum is booted again and again."""
-    patch.setattr("autoscaler.core.draft.KEPT", frozenset())
+    patch.setattr("autoscaler.core.plan_builder.KEPT", frozenset())
 
 
 def a_silent_node_is_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def a_silent_node_is_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
         is_silent = node is not None and node.state in ("unreachable", "lost") and intent.node_id
         return Stop(intent.operation_id, "it is silent") if is_silent else None
 
-    patch.setattr(stopping, "_stop", stop)
+    patch.setattr(deletion, "_stop", stop)
 
 
 def the_clock_is_always_right(patch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def the_clock_is_always_right(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(settle, "_adoptions", lambda *_world: iter(()))
+    patch.setattr(findings, "_adoptions", lambda *_world: iter(()))
 
 
 # -- orders and answers -----------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ def orders_are_never_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_look_before_an_order_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    real = policy._retries
+    real = plan._retries
 
     def retries(world: World, *rest: Any) -> object:
         return real(replace(world, missing_before=frozenset(i.sighting for i in world.intents)), *rest)
 
-    patch.setattr(policy, "_retries", retries)
+    patch.setattr(plan, "_retries", retries)
 
 
 # -- older orders -----------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def a_node_is_known_by_its_name(patch: pytest.MonkeyPatch) -> None:
         found: Node | None = nodes.get(intent.name)
         return found
 
-    for module in (lookup, settle, stopping):
+    for module in (lookup, findings, deletion):
         patch.setattr(module, "node_of", node_of)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core import backoff, naming
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Boot, Intent, Learn, OfferKey, Plan, Stop
+from autoscaler.core.states import IntentState
 from autoscaler.lanes import Serial
 from autoscaler.turn import Turn
 from gateway.wire.resources import Shape

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.core.lifecycle import IntentState
+from autoscaler.core.findings import applied, settle
 from autoscaler.core.lookup import WORDS_MOST, said
 from autoscaler.core.model import Extended, Finding, FleetPolicy, Intent, Started, Stop, World
-from autoscaler.core.policy import plan
-from autoscaler.core.settle import applied, settle
+from autoscaler.core.plan import plan
+from autoscaler.core.states import IntentState
 from gateway.wire.states import NodeState
 from providers.base import Phase
 from tests.unit.autoscaler.test_policy import NOW, a_pool, acts, an_intent, instance_of, node_of, reasons, world

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from autoscaler import bootstrap
-from autoscaler.bootstrap import BootstrapError, NodeBoot
+from autoscaler import user_data
+from autoscaler.user_data import BootstrapError, NodeBoot
 
 DIGEST = "5" * 64
 BOOT = NodeBoot(
@@ -29,7 +29,7 @@ BOOT = NodeBoot(
 
 
 def document(boot: NodeBoot = BOOT) -> dict[str, Any]:
-    text = bootstrap.for_cloud_init(boot)
+    text = user_data.for_cloud_init(boot)
     assert text.startswith("#cloud-config\n")
     parsed: dict[str, Any] = yaml.safe_load(text)
     return parsed
@@ -67,7 +67,7 @@ def test_the_node_is_told_who_it_is() -> None:
 
 
 def test_the_token_stands_in_one_place_only() -> None:
-    text = bootstrap.for_cloud_init(BOOT)
+    text = user_data.for_cloud_init(BOOT)
     files = written(yaml.safe_load(text))
     assert "sbxj_secret" not in text
     assert [path for path, (_, content) in files.items() if "sbxj_secret" in content] == [
@@ -93,24 +93,24 @@ def test_an_instance_name_is_data_for_yaml() -> None:
 def test_what_is_larger_than_the_cloud_takes_is_refused_before_it_is_used() -> None:
     large = replace(BOOT, settings={"labels": {f"k{number}": "v" * 200 for number in range(200)}})
     with pytest.raises(BootstrapError, match="32768"):
-        bootstrap.for_cloud_init(large)
+        user_data.for_cloud_init(large)
     with pytest.raises(BootstrapError, match="4096"):
-        bootstrap.for_ucloud(large)
+        user_data.for_ucloud(large)
 
 
 def test_an_ordinary_document_is_far_below_the_limit() -> None:
-    assert len(bootstrap.for_cloud_init(BOOT).encode()) < bootstrap.MAX_CLOUD_INIT / 2
-    assert len(bootstrap.for_ucloud(BOOT).encode()) < bootstrap.MAX_LABEL / 2
+    assert len(user_data.for_cloud_init(BOOT).encode()) < user_data.MAX_CLOUD_INIT / 2
+    assert len(user_data.for_ucloud(BOOT).encode()) < user_data.MAX_LABEL / 2
 
 
 @pytest.mark.parametrize("kind", ["hetzner", "ucloud", "fog"])
 def test_without_a_bundle_nothing_is_ordered(kind: str) -> None:
     with pytest.raises(BootstrapError, match="sandboxes gateway bundle"):
-        bootstrap.renderer(kind)(replace(BOOT, bundle_sha256=""))
+        user_data.renderer(kind)(replace(BOOT, bundle_sha256=""))
 
 
 def test_ucloud_and_cloud_init_tell_the_same_files() -> None:
-    told = json.loads(bootstrap.for_ucloud(BOOT))["files"]
+    told = json.loads(user_data.for_ucloud(BOOT))["files"]
     files = written(document())
     assert {f"/etc/sandbox-fleet/{name}": content for name, content in told.items()} == {
         path: content for path, (_, content) in files.items() if path.startswith("/etc/sandbox-fleet/")
@@ -119,7 +119,7 @@ def test_ucloud_and_cloud_init_tell_the_same_files() -> None:
 
 def test_both_ways_install_the_same_service_and_script() -> None:
     files = written(document())
-    script = bootstrap.ucloud_init_script()
+    script = user_data.ucloud_init_script()
     for path in ("/usr/local/sbin/sandbox-fleet-bootstrap", "/etc/systemd/system/sandbox-fleet-bootstrap.service"):
         assert files[path][1] in script
     assert "@{" not in script
@@ -127,8 +127,8 @@ def test_both_ways_install_the_same_service_and_script() -> None:
 
 def test_the_init_script_reads_the_label_that_the_pool_gave(tmp_path: Path) -> None:
     """The part that runs on UCloud only, against a job description that has the label somewhere inside."""
-    script = bootstrap.ucloud_init_script().partition("cat >/etc/systemd")[0]
-    job = {"id": "1", "specification": {"labels": {"x": "y", "sandbox-fleet/user-data": bootstrap.for_ucloud(BOOT)}}}
+    script = user_data.ucloud_init_script().partition("cat >/etc/systemd")[0]
+    job = {"id": "1", "specification": {"labels": {"x": "y", "sandbox-fleet/user-data": user_data.for_ucloud(BOOT)}}}
     (tmp_path / "job.json").write_text(json.dumps([{"job": job}]))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ucloud").write_text(
@@ -139,7 +139,7 @@ def test_the_init_script_reads_the_label_that_the_pool_gave(tmp_path: Path) -> N
     (tmp_path / "init.sh").write_text(script.replace("CONFIG=/etc/sandbox-fleet", f"CONFIG={config}"))
     path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
     subprocess.run(["bash", str(tmp_path / "init.sh")], env={"PATH": path}, timeout=30, check=True)
-    assert {entry.name: entry.read_text() for entry in config.iterdir()} == json.loads(bootstrap.for_ucloud(BOOT))[
+    assert {entry.name: entry.read_text() for entry in config.iterdir()} == json.loads(user_data.for_ucloud(BOOT))[
         "files"
     ]
     assert {entry.stat().st_mode & 0o777 for entry in config.iterdir()} == {0o600}

@@ -11,8 +11,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 
 from autoscaler.core.backoff import FORGET_SECONDS
-from autoscaler.core.lifecycle import IllegalTransitionError, IntentState
 from autoscaler.core.model import Adopt, BackOff, Extended, Intent, Learn, Move
+from autoscaler.core.states import IllegalTransitionError, IntentState
 from autoscaler.store.db import MIGRATIONS, JournalError
 from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
 from gateway.wire.resources import Shape

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autoscaler.core.lifecycle import IllegalTransitionError, IntentState
 from autoscaler.core.model import Intent
+from autoscaler.core.states import IllegalTransitionError, IntentState
 from autoscaler.store.journal import Journal
 
 POSTGRES = os.environ.get("SANDBOXES_TEST_POSTGRES")

@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.clock import Clock
 from autoscaler.lanes import Serial, Threads
-from autoscaler.looking import FRESH_SECONDS, OFFERS_AGAIN_SECONDS, OFFERS_SECONDS, Lookout, Pace
+from autoscaler.provider_polling import FRESH_SECONDS, OFFERS_AGAIN_SECONDS, OFFERS_SECONDS, Lookout, Pace
 from autoscaler.turn import Turn, TurnOverError
 from providers.base import Applied, ErrorKind, Inventory
 from providers.testing.fake import FakeCloud, FakeProvider

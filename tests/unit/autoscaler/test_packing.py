@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core import packing
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Boot, FleetPolicy, Intent, OfferKey, PoolPolicy, ProviderView, Waiting, World
 from autoscaler.core.packing import Bin, Group, Vector, fits, grouped, largest, largest_first, pack, vector
-from autoscaler.core.policy import plan
+from autoscaler.core.plan import plan
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 from providers.base import Offer, Resources
 from tests.unit.autoscaler.test_policy import CAPS, NOW

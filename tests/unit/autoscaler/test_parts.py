@@ -14,12 +14,12 @@ from typing import IO
 
 import pytest
 
-from autoscaler import lock, release
-from autoscaler.bootstrap import NodeBoot, for_cloud_init, for_local, renderer, toml
+from autoscaler import lock, teardown
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.daemon import Daemon
-from autoscaler.execute import new_operation_id
+from autoscaler.executor import new_operation_id
 from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
+from autoscaler.user_data import NodeBoot, for_cloud_init, for_local, renderer, toml
 from providers.base import Applied, ErrorKind
 from tests.scenario.autoscaler.fleet import Fleet, pool
 
@@ -297,7 +297,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def give_up(fleet: Fleet, within: float = 60.0) -> list[str]:
-    return release.release(
+    return teardown.release(
         fleet.journal, {"fake": fleet.provider}, clock=fleet.clock, within=within, sleep=fleet.cloud.advance
     )
 
@@ -307,7 +307,7 @@ def test_the_whole_fleet_goes_and_its_rows_with_it(fleet: Fleet) -> None:
     assert give_up(fleet) == []
     assert fleet.cloud.machines == {}
     assert fleet.states() == []
-    assert release.forget(fleet.gateway, names) == []
+    assert teardown.forget(fleet.gateway, names) == []
     assert fleet.gateway.records == {}
     fleet.journal.close()
 

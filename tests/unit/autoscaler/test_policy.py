@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from autoscaler.core import backoff, lifecycle, naming
+from autoscaler.core import backoff, naming, states
 from autoscaler.core.ceilings import ceilings
-from autoscaler.core.lifecycle import IllegalTransitionError, IntentState
+from autoscaler.core.findings import applied, settle
 from autoscaler.core.model import (
     Adopt,
     BackOff,
@@ -33,8 +33,8 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.packing import NOTHING, Bin, grouped, items, largest_first, vector
 from autoscaler.core.packing import pack as pack_groups
-from autoscaler.core.policy import plan
-from autoscaler.core.settle import applied, settle
+from autoscaler.core.plan import plan
+from autoscaler.core.states import IllegalTransitionError, IntentState
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import (
@@ -549,21 +549,21 @@ def replace_shape(shape: Shape, **changes: Any) -> Shape:
 
 
 def test_the_table_knows_every_state_and_ends_in_gone_only() -> None:
-    assert set(lifecycle.TRANSITIONS) == set(IntentState) == set(lifecycle.GIVING_UP)
-    assert [state for state, after in lifecycle.TRANSITIONS.items() if not after] == [S.GONE]
+    assert set(states.TRANSITIONS) == set(IntentState) == set(states.GIVING_UP)
+    assert [state for state, after in states.TRANSITIONS.items() if not after] == [S.GONE]
 
 
 @pytest.mark.parametrize("state", list(IntentState))
 def test_giving_up_goes_by_the_table_to_deleting_or_gone(state: IntentState) -> None:
     at = state
-    for step in lifecycle.GIVING_UP[state]:
-        at = lifecycle.next_state(at, step)
+    for step in states.GIVING_UP[state]:
+        at = states.next_state(at, step)
     assert at in (S.DELETING, S.GONE)
 
 
 def test_a_change_that_the_table_lacks_is_a_bug() -> None:
     with pytest.raises(IllegalTransitionError, match="abandoned -> calling"):
-        lifecycle.next_state(S.ABANDONED, S.CALLING)
+        states.next_state(S.ABANDONED, S.CALLING)
 
 
 def failure(kind: ErrorKind, scope: Scope) -> ProviderError:

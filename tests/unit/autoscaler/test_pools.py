@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.ceilings import ceilings
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.misfits import misfits
 from autoscaler.core.model import FleetPolicy, OfferKey, Waiting, WarmFloor
+from autoscaler.core.states import IntentState
 from autoscaler.settings import load_settings
 from tests.unit.autoscaler.test_policy import (
     CAPS,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.observe import NOT_ASKED
-from autoscaler.remarks import AGAIN_SECONDS, Remarks
+from autoscaler.throttled_log import AGAIN_SECONDS, Remarks
 from providers.base import Applied, ErrorKind
 from tests.scenario.autoscaler.fleet import Fleet
 from tests.unit.autoscaler.test_anchor import HandClock
@@ -22,7 +22,7 @@ def clock() -> HandClock:
 @pytest.fixture
 def remarks(clock: HandClock, caplog: pytest.LogCaptureFixture) -> Remarks:
     caplog.set_level(logging.INFO)
-    return Remarks(logging.getLogger("autoscaler.looking"), clock.monotonic)
+    return Remarks(logging.getLogger("autoscaler.provider_polling"), clock.monotonic)
 
 
 def test_what_lasts_is_told_once_and_again_after_a_while(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from autoscaler.core import backoff
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import BackOff, Boot, Drain, Intent, World
+from autoscaler.core.states import IntentState
 from gateway.wire.states import NodeState
 from tests.unit.autoscaler.test_policy import (
     CHEAP_FAR,

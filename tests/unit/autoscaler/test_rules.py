@@ -6,8 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from autoscaler.core import backoff, money
-from autoscaler.core.lifecycle import IntentState
+from autoscaler.core import backoff, cost
 from autoscaler.core.model import (
     BackOff,
     Boot,
@@ -19,7 +18,8 @@ from autoscaler.core.model import (
     WarmFloor,
 )
 from autoscaler.core.packing import Bin, grouped, items, pack, vector
-from autoscaler.core.policy import fallback, plan
+from autoscaler.core.plan import fallback, plan
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 from providers.base import Applied, Billing, ErrorKind, ProviderError, Scope
 from tests.unit.autoscaler.test_policy import (
@@ -87,9 +87,9 @@ def test_a_month_counts_what_went_what_runs_and_one_hour_more() -> None:
 def test_a_started_hour_counts_in_full_and_only_of_this_month() -> None:
     noon = datetime(2030, 5, 1, 12, tzinfo=UTC).timestamp()
     row = an_intent(S.READY, price=Decimal(1), created_at=noon - 86_400)
-    assert money.cost(row, noon) == 12
-    assert money.cost(replace(row, created_at=noon - 10), noon) == 1
-    assert money.cost(replace(row, instance_id=None), noon) == 0
+    assert cost.cost(row, noon) == 12
+    assert cost.cost(replace(row, created_at=noon - 10), noon) == 1
+    assert cost.cost(replace(row, instance_id=None), noon) == 0
 
 
 def test_the_fleet_has_a_maximum_of_its_own() -> None:

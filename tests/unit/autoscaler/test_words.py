@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from autoscaler import words
+from autoscaler import describe
 from autoscaler.core.actions import (
     Action,
     Boot,
@@ -20,8 +20,8 @@ from autoscaler.core.actions import (
     Stop,
     Sweep,
 )
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.pools import OfferKey
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 
 NAMES = {"op1": "fleet-cpu-op1"}
@@ -49,7 +49,7 @@ PLAIN = OfferKey("plain", "attic")
     ],
 )
 def test_an_action_is_a_sentence(action: Action, said: str) -> None:
-    assert words.action(action, NAMES) == said
+    assert describe.action(action, NAMES) == said
 
 
 @pytest.mark.parametrize(
@@ -65,4 +65,4 @@ def test_an_action_is_a_sentence(action: Action, said: str) -> None:
     ],
 )
 def test_a_finding_is_a_sentence(finding: Finding, said: str) -> None:
-    assert words.finding(finding, NAMES) == said
+    assert describe.finding(finding, NAMES) == said

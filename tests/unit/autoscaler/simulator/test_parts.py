@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core.lifecycle import IntentState as S
 from autoscaler.core.model import BackOff, Intent, Learn, Move, Started
 from autoscaler.core.pools import PoolPolicy
+from autoscaler.core.states import IntentState as S
 from autoscaler.settings import SettingsError
 from autoscaler.store.journal import Journal
 from gateway.core.model import Node

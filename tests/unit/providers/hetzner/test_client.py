@@ -15,8 +15,8 @@ from hcloud.images import Image
 from hcloud.server_types import ServerType
 
 from providers.base import Applied, ErrorKind, ProviderError
-from providers.hetzner.budget import Need
 from providers.hetzner.client import Api
+from providers.hetzner.rate_limit import Need
 from providers.hetzner.settings import parse
 from tests.fakes.hetzner.clock import EPOCH
 from tests.unit.providers.hetzner.lab import Lab, order

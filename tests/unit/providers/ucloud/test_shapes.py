@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from autoscaler.bootstrap import ucloud_init_script
+from autoscaler.user_data import ucloud_init_script
 from providers.ucloud import mapping
 from tests.fakes.ucloud import cluster, emulator
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN

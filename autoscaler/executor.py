@@ -11,7 +11,6 @@ from functools import partial
 
 from autoscaler.clock import Clock
 from autoscaler.core import backoff
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import (
     Action,
     Boot,
@@ -26,14 +25,15 @@ from autoscaler.core.model import (
     Sweep,
     World,
 )
-from autoscaler.core.rows import DRIFT
-from autoscaler.creating import Chances, Creator
-from autoscaler.creating import Preparation as Preparation
-from autoscaler.creating import new_operation_id as new_operation_id
+from autoscaler.core.states import IntentState
+from autoscaler.core.world import DRIFT
+from autoscaler.instances import Chances, Creator
+from autoscaler.instances import Preparation as Preparation
+from autoscaler.instances import new_operation_id as new_operation_id
 from autoscaler.lanes import GATEWAY, Lanes
 from autoscaler.observe import Gateway
-from autoscaler.remarks import Remarks
 from autoscaler.store.journal import Journal
+from autoscaler.throttled_log import Remarks
 from autoscaler.turn import Turn, TurnOverError
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorCode

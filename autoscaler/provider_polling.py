@@ -9,7 +9,7 @@ from typing import Final
 from autoscaler.clock import Clock
 from autoscaler.core.model import ProviderView
 from autoscaler.lanes import Lanes
-from autoscaler.remarks import Remarks
+from autoscaler.throttled_log import Remarks
 from providers.base import ComputeProvider, ErrorKind, Offer, ProviderError
 
 log = logging.getLogger(__name__)

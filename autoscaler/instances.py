@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from autoscaler.clock import Clock
 from autoscaler.core import backoff, naming
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Boot, FleetPolicy, Intent, World
-from autoscaler.core.policy import fallback
+from autoscaler.core.plan import fallback
+from autoscaler.core.states import IntentState
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
 from autoscaler.turn import Turn

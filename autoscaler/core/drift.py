@@ -5,16 +5,16 @@ of an offer that ends.  One at a time in each pool: a replacement boots beside i
 stands idle is the old one closed.  It is deleted when its last sandbox has ended; nothing is moved, nothing is killed.
 """
 
-from autoscaler.core.closing import cannot_stop, is_overdue
-from autoscaler.core.draft import Draft
 from autoscaler.core.expiry import ending
-from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.limits import FLEET_FULL, FULL, pool_refusal
 from autoscaler.core.model import Drain, Intent, Node, OfferKey, PoolPolicy
+from autoscaler.core.offers import ends_soon
 from autoscaler.core.ordering import boot
 from autoscaler.core.packing import Bin
-from autoscaler.core.rows import DRIFT
-from autoscaler.core.supply import ends_soon
+from autoscaler.core.plan_builder import Draft
+from autoscaler.core.purchase import FLEET_FULL, FULL, pool_refusal
+from autoscaler.core.scale_down import cannot_stop, is_overdue
+from autoscaler.core.states import IntentState
+from autoscaler.core.world import DRIFT
 from gateway.wire.states import NodeState
 
 S = IntentState

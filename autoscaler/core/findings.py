@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from autoscaler.core import naming
 from autoscaler.core.amnesia import forgotten
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import (
     Adopt,
@@ -22,6 +21,7 @@ from autoscaler.core.model import (
     Started,
     World,
 )
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Instance, Phase

@@ -3,10 +3,10 @@
 import math
 
 from autoscaler.core import backoff
-from autoscaler.core.draft import Draft
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import Drain, Intent, Node, PoolPolicy
 from autoscaler.core.packing import Bin
+from autoscaler.core.plan_builder import Draft
+from autoscaler.core.states import IntentState
 from gateway.wire.states import NodeState
 from providers.base import Billing, Instance
 

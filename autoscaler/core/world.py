@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from decimal import Decimal
 
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.pools import OfferKey
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Caps, Instance, Offer

@@ -4,10 +4,10 @@ from decimal import Decimal
 from typing import Final
 
 from autoscaler.core import backoff
-from autoscaler.core.draft import Draft
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.model import PoolPolicy
-from autoscaler.core.supply import Ware
+from autoscaler.core.offers import Ware
+from autoscaler.core.plan_builder import Draft
+from autoscaler.core.states import IntentState
 
 PATIENCE: Final = "later"
 """How a refusal begins that ends by itself, soon."""

@@ -2,13 +2,13 @@
 
 from collections import Counter
 
-from autoscaler.core.draft import Draft, room
-from autoscaler.core.lifecycle import IntentState
-from autoscaler.core.limits import PATIENCE, may_grow, pool_refusal
 from autoscaler.core.model import CancelDrain, Drain, Node, PoolPolicy, Waiting
 from autoscaler.core.ordering import boot, suits, words
 from autoscaler.core.packing import Bin, Group, fits, grouped, largest, largest_first, pack
-from autoscaler.core.rows import DRIFT, PRESSURE
+from autoscaler.core.plan_builder import Draft, room
+from autoscaler.core.purchase import PATIENCE, may_grow, pool_refusal
+from autoscaler.core.states import IntentState
+from autoscaler.core.world import DRIFT, PRESSURE
 from gateway.wire.states import NodeState
 
 S = IntentState

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-from autoscaler.core.rows import Intent
+from autoscaler.core.world import Intent
 
 HOUR: Final = 3600.0
 

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final
 
 from autoscaler.clock import Clock
-from autoscaler.core.lifecycle import GIVING_UP, IntentState
 from autoscaler.core.model import Intent
+from autoscaler.core.states import GIVING_UP, IntentState
 from autoscaler.lanes import Lanes, Serial
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal

@@ -1,10 +1,10 @@
 """`plan`: what to do now, and what not, each with its reason.  `fallback`: what instead of a boot that was refused."""
 
-from autoscaler.core import amnesia, closing, limits, ordering, replacing, scaling, stopping
-from autoscaler.core.draft import Draft
-from autoscaler.core.lifecycle import IntentState
+from autoscaler.core import amnesia, deletion, drift, ordering, purchase, scale_down, scale_up
 from autoscaler.core.model import Action, Boot, CancelDrain, FleetPolicy, Plan, Retry, Wait, World
 from autoscaler.core.packing import grouped
+from autoscaler.core.plan_builder import Draft
+from autoscaler.core.states import IntentState
 
 S = IntentState
 
@@ -13,7 +13,7 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
     """The actions for one tick, in the order in which they are to be done: room is made before it is taken.
 
     Args:
-        world: rows, listings, nodes and demand; rows are settled already (`autoscaler.core.settle`).
+        world: rows, listings, nodes and demand; rows are settled already (`autoscaler.core.findings`).
         policy: the pools and the rules that they share.
         now: seconds since the epoch.
     """
@@ -25,8 +25,8 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
     if not world.synced:
         waits.append(Wait("fleet", "it has just started: every node shall be heard of before anything is changed"))
         return Plan((), tuple(waits))
-    stops = stopping.stops(world, policy, now, waits)
-    actions: list[Action] = [*stopping.sweeps(world, policy, now, waits), *stopping.forgets(world)]
+    stops = deletion.stops(world, policy, now, waits)
+    actions: list[Action] = [*deletion.sweeps(world, policy, now, waits), *deletion.forgets(world)]
     if world.nodes is None:
         return Plan((*stops, *actions), tuple(waits))
     actions += _retries(world, policy, now, waits)
@@ -59,14 +59,14 @@ def fallback(world: World, policy: FleetPolicy, now: float, refused: Boot) -> Pl
 
 def _scaled(draft: Draft) -> list[Action]:
     """Boots, drains and cancelled drains of all pools."""
-    old = {pool.name: replacing.dated(draft, pool) for pool in draft.policy.pools}
-    ready = scaling.grow(draft, old)
-    if scaling.youth(draft) is not None:
+    old = {pool.name: drift.dated(draft, pool) for pool in draft.policy.pools}
+    ready = scale_up.grow(draft, old)
+    if scale_up.youth(draft) is not None:
         return draft.actions
     for pool in draft.policy.pools:
-        if limits.is_visible(draft, pool):
-            replacing.replace_dated(draft, pool, old[pool.name], ready)
-            closing.close_idle(draft, pool, old[pool.name], ready)
+        if purchase.is_visible(draft, pool):
+            drift.replace_dated(draft, pool, old[pool.name], ready)
+            scale_down.close_idle(draft, pool, old[pool.name], ready)
     return draft.actions
 
 

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 
-from autoscaler.core import money
-from autoscaler.core.lifecycle import KEPT, STARTING, IntentState
+from autoscaler.core import cost
 from autoscaler.core.lookup import listed, node_of, nodes_by_instance, rows_by_pool
 from autoscaler.core.model import Action, Boot, FleetPolicy, Intent, Node, OfferKey, PoolPolicy, Wait, World
+from autoscaler.core.offers import Ware, expected_shape, wares
 from autoscaler.core.packing import Bin, Vector, vector
-from autoscaler.core.supply import Ware, expected_shape, wares
+from autoscaler.core.states import KEPT, STARTING, IntentState
 from gateway.wire.states import NodeState
 
 S = IntentState
@@ -99,7 +99,7 @@ class Draft:
         name = pool.name if pool is not None else None
         if name not in self._bills:
             rows = self.rows(pool) if pool is not None else self.world.intents
-            self._bills[name] = money.rate(rows), money.cost_of_all(rows, self.now)
+            self._bills[name] = cost.rate(rows), cost.cost_of_all(rows, self.now)
         return self._bills[name]
 
     def boots(self, pool: PoolPolicy) -> bool:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from autoscaler.core import backoff, naming
-from autoscaler.core.lifecycle import IntentState
 from autoscaler.core.lookup import Listed, listed, node_of, nodes_by_instance, said
 from autoscaler.core.model import FleetPolicy, Forget, Intent, Node, PoolPolicy, ProviderView, Stop, Sweep, Wait, World
+from autoscaler.core.states import IntentState
 from gateway.wire.states import NodeState
 from providers.base import Instance, Phase
 
