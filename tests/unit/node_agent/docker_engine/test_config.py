@@ -13,7 +13,7 @@ from node_agent.host.accounts import Account
 from node_agent.host.images import Image
 from node_agent.runtime.base import Order, RuntimeFailure
 from node_agent.runtime.docker_engine import container_config, gpus
-from tests.unit.node_agent.docker.fake_daemon import http_daemon
+from tests.unit.node_agent.docker_engine.fake_daemon import http_daemon
 
 IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
 PLACE = container_config.Place(
