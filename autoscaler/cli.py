@@ -24,13 +24,11 @@ from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
 from autoscaler.user_data import ucloud_init_script
 from gateway.wire.checks import Check, Verdict
 from providers import registry
-from simulator.cli import simulate
 
 WIDE = 200
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 app = typer.Typer(no_args_is_help=True, help="Run the autoscaler, or look at its plan.")
-app.command()(simulate)
 
 Config = Annotated[Path | None, typer.Option("--config", help="Settings file (TOML).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -19,7 +19,7 @@ from gateway.wire.limits import MIB
 
 OLDEST_PYTHON: Final = (3, 11)
 NEEDED_MODULES: Final = ("fastapi", "uvicorn", "aiohttp", "sqlmodel", "alembic")
-OUR_PACKAGES: Final = ("gateway", "node_agent", "autoscaler", "providers")
+OUR_PACKAGES: Final = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers")
 DISTRIBUTION: Final = "sandbox-fleet"
 LEAST_DISK: Final = 512 * MIB  # below this the database and the first image have no room
 COMFORTABLE_DISK: Final = 10 * 1024 * MIB

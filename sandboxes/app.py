@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "capacity": ("sandboxes.capacity", "Ask for capacity before it is needed."),
     "token": ("gateway.cli", "Make, list and revoke tokens."),
     "gateway": ("gateway.cli", "Run the gateway, or print its OpenAPI document."),
+    "simulate": ("simulator.cli", "Play a demand trace through the autoscaler on virtual time: cost, waiting, churn."),
     "bootstrap": ("sandboxes.bootstrap.ucloud", "Order the gateway's own machine on a cloud without Terraform."),
 }
 ROLE_HELP: Final = {

@@ -1,4 +1,4 @@
-"""``sandboxes autoscaler simulate``: what a fleet of these settings would have cost, and how long work had waited."""
+"""``sandboxes simulate``: what a fleet of these settings would have cost, and how long work had waited."""
 
 import contextlib
 import json
@@ -43,6 +43,10 @@ ChartOption = Annotated[
 ]
 
 
+app = typer.Typer()
+
+
+@app.command()
 def simulate(
     trace_name: TraceOption,
     config: ConfigOption = None,

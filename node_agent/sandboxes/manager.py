@@ -1,8 +1,9 @@
 """The orders about this node's sandboxes, and what they do to the engines.
 
-What is known of each is in `node_agent.sandboxes.table`; after a restart `Registry.adopt` rebuilds it from what the engines
-have.  Safe from any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.  A lock per id
-keeps engine calls on one sandbox apart, but for `delete`: it does not wait for a create in flight, it breaks it.
+What is known of each is in `node_agent.sandboxes.table`; after a restart `Registry.adopt` rebuilds it from what the
+engines have.  Safe from any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.  A
+lock per id keeps engine calls on one sandbox apart, but for `delete`: it does not wait for a create in flight, it
+breaks it.
 """
 
 import logging

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("gateway", "node_agent", "autoscaler", "providers", "sdk/src")
+PACKAGES = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers", "sdk/src")
 MODULE_LINES = 400
 FUNCTION_LINES = 40
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

@@ -37,10 +37,12 @@ from node_agent.runtime.base import (
 )
 from node_agent.runtime.runsc import create, pause, probe, sweep
 from node_agent.runtime.runsc.control import ControlError, ControlLostError
+from node_agent.runtime.runsc.create import Host, Running
 from node_agent.runtime.runsc.exec import not_running, start_exec
 from node_agent.runtime.runsc.fd_store import Keeping
 from node_agent.runtime.runsc.locks import Slot, Slots
 from node_agent.runtime.runsc.paths import Layout, Places
+from node_agent.runtime.runsc.probe import Outcome
 from node_agent.runtime.runsc.record import Record
 from node_agent.runtime.runsc.rootfs import RootFileSystems
 from node_agent.runtime.runsc.runsc_cli import Guard
@@ -85,14 +87,14 @@ class RunscRuntime(SandboxRuntime):
         self._supervisor = Supervisor(self._networks, self._keeping)
         self._slots = Slots()
         self._probing = threading.Lock()
-        self._probed: probe.Outcome | None = None
+        self._probed: Outcome | None = None
 
     # -- the engine ------------------------------------------------------------------------------------------------
 
     def probe(self) -> RuntimeFacts:
         return self._outcome().facts
 
-    def _outcome(self) -> probe.Outcome:
+    def _outcome(self) -> Outcome:
         """The probe's findings; the first call makes it."""
         with self._probing:
             if self._probed is None:
@@ -105,7 +107,7 @@ class RunscRuntime(SandboxRuntime):
     def _engine(self) -> pause.Engine:
         return self._outcome().engine
 
-    def _host(self) -> create.Host:
+    def _host(self) -> Host:
         try:
             provided = tools.provide(self._layout.tools)
         except (CommandError, OSError) as error:
@@ -189,7 +191,7 @@ class RunscRuntime(SandboxRuntime):
             slot.end_start()
             slot.tell()
 
-    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], create.Running]) -> Record:
+    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], Running]) -> Record:
         """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
         earlier = self._load(places)
         keep = earlier is not None and earlier.leaves_workspace and places.volume.image.exists()

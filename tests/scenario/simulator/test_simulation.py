@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from autoscaler.cli import app
 from simulator import settings
 from simulator.chart import draw
+from simulator.cli import app
 from simulator.engine import Outcome, Simulation
 from simulator.metrics import Summary, summarise
 from simulator.trace import Batch, Spread, Trace
@@ -147,21 +147,21 @@ def test_the_command_prints_figures_json_and_a_chart(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(dump(Trace("a short one", 1, (BURST,))))
     (tmp_path / "c.toml").write_text(CONFIG.format(pool="", cloud="", small=""))
     files = ["--trace", str(tmp_path / "t.jsonl"), "--config", str(tmp_path / "c.toml")]
-    run = CliRunner().invoke(app, ["simulate", *files, "--json", "--chart", str(tmp_path / "out.svg")])
+    run = CliRunner().invoke(app, [*files, "--json", "--chart", str(tmp_path / "out.svg")])
     assert run.exit_code == 0, run.output
     told = json.loads(run.stdout)
     assert (told["jobs"], told["unserved"], told["boots"]) == (40, 0, 10)
     assert (tmp_path / "out.svg").read_text().startswith("<svg")
-    words = CliRunner().invoke(app, ["simulate", *files])
+    words = CliRunner().invoke(app, [*files])
     assert "× the lower bound" in words.stdout
-    hours = CliRunner().invoke(app, ["simulate", *files, "--billing", "hourly_round_up"])
+    hours = CliRunner().invoke(app, [*files, "--billing", "hourly_round_up"])
     assert "the least for whoever pays started hours" in hours.stdout
-    refused = CliRunner().invoke(app, ["simulate", *files, "--chart", "out.png"])
+    refused = CliRunner().invoke(app, [*files, "--chart", "out.png"])
     assert refused.exit_code == 1
     assert "only SVG" in refused.output
-    prepaid = CliRunner().invoke(app, ["simulate", *files, "--billing", "prepaid"])
+    prepaid = CliRunner().invoke(app, [*files, "--billing", "prepaid"])
     assert prepaid.exit_code == 2
     assert "hourly_round_up" in prepaid.output
-    mine = CliRunner().invoke(app, ["simulate", *files[:2]])
+    mine = CliRunner().invoke(app, [*files[:2]])
     assert mine.exit_code == 1
     assert "--config is missing" in mine.output

@@ -1,1 +1,0 @@
-"""Decisions of the node agent: plain functions over frozen values, without a clock, a socket or an engine."""

@@ -1,0 +1,1 @@
+"""The node agent's HTTP side: all that knows ASGI."""

@@ -1,0 +1,1 @@
+"""The node's bond with its gateway: identity, registration, heartbeat."""

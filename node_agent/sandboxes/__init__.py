@@ -1,0 +1,1 @@
+"""This node's sandboxes: the orders about them, and the table of who is there."""

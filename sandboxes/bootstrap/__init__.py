@@ -1,0 +1,1 @@
+"""Ordering the gateway's own machine, where no gateway is yet."""
