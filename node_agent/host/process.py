@@ -1,10 +1,20 @@
-"""Host commands, always with a timeout."""
+"""Host commands: each with a deadline, and awaited on a pidfd.
 
+`subprocess` polls for the end of a process once a timeout is given, asleep for up to 50 ms at a time.  A pidfd is
+readable at the moment of the end.
+"""
+
+import os
+import signal
 import subprocess
 from collections.abc import Sequence
-from typing import Final
+from typing import BinaryIO, Final
+
+from node_agent.host.waiting import readable
 
 DEFAULT_TIMEOUT: Final = 15.0
+_KILL_TIMEOUT: Final = 5.0  # SIGKILL acts at once, except on a process that hangs inside the host's kernel
+_MAX_OUTPUT: Final = 16 * 1024 * 1024
 
 
 class CommandError(Exception):
@@ -25,20 +35,85 @@ class CommandError(Exception):
 def run(
     argv: Sequence[str], *, timeout: float = DEFAULT_TIMEOUT, stdin: bytes = b"", pass_fds: Sequence[int] = ()
 ) -> bytes:
-    """Runs a short command to its end and returns its stdout.
+    """Run a short command to its end and return its stdout.
+
+    A child that it leaves in the background is not waited for.
+
+    Args:
+        argv: the program, looked up in ``PATH``, and its arguments.
+        timeout: in seconds; after that the command's whole process group is killed.
+        stdin: all of its input.
+        pass_fds: descriptors that it inherits.
 
     Raises:
-        CommandError: it is missing, took longer than ``timeout`` seconds (it is killed then), or ended non-zero.
+        CommandError: it is missing, took longer than ``timeout``, or ended with another code than 0.
+    """
+    # Files in memory instead of pipes: nothing has to be pumped while the command runs, and nothing can block.
+    with _memory_file() as given, _memory_file() as out, _memory_file() as err:
+        given.write(stdin)
+        given.seek(0)
+        process = start(argv, stdin=given.fileno(), stdout=out.fileno(), stderr=err.fileno(), pass_fds=pass_fds)
+        if not ended_within(process, timeout):
+            kill_group(process)
+            raise CommandError(argv, f"did not end within {timeout:g} s and was killed")
+        stdout = os.pread(out.fileno(), _MAX_OUTPUT, 0)
+        if process.returncode != 0:
+            text = (os.pread(err.fileno(), _MAX_OUTPUT, 0) + stdout).decode(errors="replace")
+            raise CommandError(
+                argv, f"failed with exit code {process.returncode}", output=text, code=process.returncode
+            )
+        return stdout
+
+
+def start(
+    argv: Sequence[str], *, stdin: int, stdout: int, stderr: int, pass_fds: Sequence[int] = ()
+) -> "subprocess.Popen[bytes]":
+    """Start a command in a session of its own, so that `kill_group` reaches all that it starts.
+
+    Raises:
+        CommandError: it is not installed, or the host cannot start it.
     """
     try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, check=False, pass_fds=pass_fds)
+        return subprocess.Popen(
+            argv, stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=pass_fds, start_new_session=True
+        )
     except FileNotFoundError as error:
         raise CommandError(argv, "is not installed on this host") from error
     except OSError as error:
         raise CommandError(argv, f"could not be started: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise CommandError(argv, f"did not end within {timeout:g} s and was killed") from error
-    if done.returncode != 0:
-        text = (done.stderr + done.stdout).decode(errors="replace")
-        raise CommandError(argv, f"failed with exit code {done.returncode}", output=text, code=done.returncode)
-    return done.stdout
+
+
+def ended_within(process: "subprocess.Popen[bytes]", timeout: float) -> bool:
+    """Wait for a command's end and reap it.
+
+    Args:
+        process: a child of this process that nobody else waits for.
+        timeout: in seconds.
+
+    Returns:
+        Whether it ended in time; its ``returncode`` is set then.
+    """
+    if process.poll() is not None:
+        return True
+    handle = os.pidfd_open(process.pid)
+    try:
+        if not readable(handle, timeout):
+            return False
+    finally:
+        os.close(handle)
+    process.wait()
+    return True
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """End a command made by `start` with everything that it started, and reap it.
+
+    Idempotent.  What hangs in the host's kernel is left behind after some seconds.
+    """
+    if process.returncode is None:  # otherwise the number may be another process's by now
+        os.killpg(process.pid, signal.SIGKILL)
+        ended_within(process, _KILL_TIMEOUT)
+
+
+def _memory_file() -> BinaryIO:
+    return open(os.memfd_create("command"), "w+b", buffering=0)  # noqa: PTH123 - the caller closes it

@@ -1,0 +1,82 @@
+"""Host commands: their output, their deadline, and what is left of them."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from node_agent.host.process import CommandError, ended_within, kill_group, run, start
+from node_agent.host.waiting import readable
+
+
+def test_stdout_is_returned_whole_and_input_is_fed() -> None:
+    data = bytes(range(256)) * 4096
+
+    assert run(["cat"], stdin=data) == data
+
+
+def test_failure_carries_exit_code_and_both_outputs() -> None:
+    with pytest.raises(CommandError) as error:
+        run(["sh", "-c", "echo out; echo err >&2; exit 3"])
+
+    assert error.value.code == 3
+    assert error.value.output == "err\nout\n"
+
+
+@pytest.mark.parametrize("program", ["/not/there", "/etc/passwd"])
+def test_command_that_cannot_start_has_no_exit_code(program: str) -> None:
+    with pytest.raises(CommandError) as error:
+        run([program])
+
+    assert error.value.code is None
+
+
+def test_deadline_kills_the_whole_group() -> None:
+    held, inherited = os.pipe()
+    try:
+        with pytest.raises(CommandError) as error:
+            run(["sh", "-c", "sleep 1000 & exec sleep 1000"], timeout=0.2, pass_fds=[inherited])
+        os.close(inherited)
+        assert error.value.code is None
+        assert readable(held, 10), "a process of the group still holds the pipe"
+        assert os.read(held, 1) == b""
+    finally:
+        os.close(held)
+
+
+def test_background_child_is_not_waited_for() -> None:
+    pid = int(run(["sh", "-c", "sleep 1000 & echo $!"], timeout=600))
+
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_command_leaves_no_descriptor_behind() -> None:
+    run(["true"])
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    run(["true"])
+    with pytest.raises(CommandError):
+        run(["false"])
+
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_end_is_awaited_and_the_exit_code_known() -> None:
+    process = start(
+        ["sh", "-c", "exit 5"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    assert ended_within(process, 60)
+    assert process.returncode == 5
+    assert ended_within(process, 0)
+
+
+def test_killed_group_is_reaped() -> None:
+    process = start(["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert not ended_within(process, 0)
+    kill_group(process)
+    kill_group(process)
+
+    assert process.returncode == -signal.SIGKILL
