@@ -1,10 +1,15 @@
-"""The schedule: one job that ticks, one that prunes, and an end on SIGTERM.  The only module that knows APScheduler."""
+"""The schedule: one job that ticks, one that prunes, and an end on SIGTERM; systemd hears of it (sd_notify(3)).
+
+The only module that knows APScheduler.
+"""
 
 import logging
+import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from types import FrameType
@@ -21,11 +26,36 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.blocking import BlockingScheduler
 
-from autoscaler import notify
-from autoscaler.notify import Notifier
 from autoscaler.throttled_log import Remarks
 
 log = logging.getLogger(__name__)
+
+READY: Final = "READY=1"
+ALIVE: Final = "WATCHDOG=1"
+STOPPING: Final = "STOPPING=1"
+
+
+class Notifier:
+    """Tells systemd where it started this process and listens; anywhere else it does nothing."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        path = environ.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + path[1:] if path.startswith("@") else path
+        micros = environ.get("WATCHDOG_USEC", "")
+        self.every = int(micros) / 2e6 if micros.isdecimal() and int(micros) else float("inf")
+        """Seconds within which `ALIVE` is to be told; half of what systemd waits for it."""
+
+    def tell(self, words: str) -> None:
+        """Sends one state."""
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.settimeout(1.0)
+                sender.sendto(words.encode(), self._address)
+        except OSError as error:
+            log.warning("systemd was not told %s: %s", words, error)
+
 
 TICK: Final = "tick"
 PRUNE: Final = "prune"
@@ -107,7 +137,7 @@ class Daemon:
 
     def _begun(self, _event: SchedulerEvent) -> None:
         self._started.set()
-        self._notifier.tell(notify.READY)
+        self._notifier.tell(READY)
 
     def _caught(self, number: int, _frame: FrameType | None) -> None:
         # A handler may interrupt any lock; SimpleQueue.put is the one call that promises not to mind.
@@ -118,7 +148,7 @@ class Daemon:
         self._stop.set()
         if number:
             log.info("%s: ending", signal.Signals(number).name)
-            self._notifier.tell(notify.STOPPING)
+            self._notifier.tell(STOPPING)
             self._started.wait()  # a scheduler that has not started yet cannot be shut down
             self._scheduler.shutdown(wait=True)
 
@@ -130,7 +160,7 @@ class Daemon:
         patience = max(STALLED_SECONDS, 3 * self._seconds)
         while not self._stop.wait(min(patience / 3, self._notifier.every)):
             if time.monotonic() - self._ticked_at <= patience:
-                self._notifier.tell(notify.ALIVE)
+                self._notifier.tell(ALIVE)
             else:
                 log.warning("no tick for %.0f s; asking for one", patience)
                 self._scheduler.modify_job(TICK, next_run_time=datetime.now(UTC))

@@ -30,11 +30,10 @@ from autoscaler.core.world import DRIFT
 from autoscaler.instances import Chances, Creator
 from autoscaler.instances import Preparation as Preparation
 from autoscaler.instances import new_operation_id as new_operation_id
-from autoscaler.lanes import GATEWAY, Lanes
+from autoscaler.lanes import GATEWAY, Lanes, Turn, TurnOverError
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
 from autoscaler.throttled_log import Remarks
-from autoscaler.turn import Turn, TurnOverError
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorCode
 from providers.base import ComputeProvider, Deleted, ProviderError, Ref

@@ -12,9 +12,9 @@ from autoscaler.core import backoff, naming
 from autoscaler.core.model import Boot, FleetPolicy, Intent, World
 from autoscaler.core.plan import fallback
 from autoscaler.core.states import IntentState
+from autoscaler.lanes import Turn
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
-from autoscaler.turn import Turn
 from gateway.wire.nodes import JoinTokenRequest
 from providers.base import Applied, ComputeProvider, Create, ErrorKind, ProviderError, Ref
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from autoscaler import lock, preparing, teardown
+from autoscaler import lock, teardown, user_data
 from autoscaler.budget import metered
 from autoscaler.clock import Anchor, Clock, ClockGuard
 from autoscaler.core.misfits import misfits
@@ -63,8 +63,8 @@ def assembled(
     _refuse_misfits(settings, providers)
     gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
     try:
-        preparations = {pool.name: preparing.preparation(pool, settings, gateway) for pool in settings.pools}
-        policy = preparing.policy(settings)
+        preparations = {pool.name: user_data.preparation(pool, settings, gateway) for pool in settings.pools}
+        policy = user_data.policy(settings)
     except BootstrapError as error:
         raise StartError(str(error)) from error
     clock = Clock()

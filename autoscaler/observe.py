@@ -1,7 +1,7 @@
 """One look at everything: listings, nodes and demand, made into a frozen `World`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, Final, Protocol
 
@@ -13,7 +13,6 @@ from autoscaler.core.model import FleetPolicy, Intent, Node, ProviderView, Waiti
 from autoscaler.core.states import IntentState
 from autoscaler.core.views import node_of, wanted
 from autoscaler.lanes import GATEWAY, Lanes
-from autoscaler.memory import Lasting
 from autoscaler.provider_polling import Lookout
 from autoscaler.provider_polling import Pace as Pace
 from autoscaler.store.journal import Journal
@@ -34,6 +33,23 @@ NOT_ASKED: Final = "the gateway cannot be asked, so nothing is scaled"
 NO_BUNDLE: Final = "what new nodes install is not known"
 
 Asked = tuple[list[NodeRecord], Demand]
+
+
+class Lasting:
+    """Remembers since when each thing has been seen without a break, on monotonic time."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, dict[str, float]] = {}
+
+    def seen(self, where: str, things: Iterable[str], now: float) -> dict[str, float]:
+        """Takes a new look at one place; what it lacks is forgotten.
+
+        Returns:
+            The seconds for which each thing that it has was there in every look.
+        """
+        before = self._since.get(where, {})
+        self._since[where] = {thing: before.get(thing, now) for thing in things}
+        return {thing: now - since for thing, since in self._since[where].items()}
 
 
 class Gateway(Protocol):

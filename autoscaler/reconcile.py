@@ -14,11 +14,10 @@ from autoscaler.core.model import BackOff, Finding, FleetPolicy, Move, Plan, Wor
 from autoscaler.core.plan import outside, plan
 from autoscaler.core.states import IntentState
 from autoscaler.executor import Executor
-from autoscaler.lanes import Lanes, Serial
+from autoscaler.lanes import Lanes, Serial, Turn
 from autoscaler.observe import Gateway, Observer
 from autoscaler.store.journal import Journal
 from autoscaler.throttled_log import Remarks
-from autoscaler.turn import Turn
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.capacity import Ceilings
 

@@ -1,13 +1,19 @@
 """What a new instance is told so that it becomes a node: where the gateway is, who it is, a token that works once."""
 
 import base64
+import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from string import Template
 from typing import Final
+
+from autoscaler.core.model import FleetPolicy
+from autoscaler.instances import Preparation
+from autoscaler.settings import AutoscalerSettings, PoolSettings
+from gateway.client import GatewayClient
 
 MAX_CLOUD_INIT: Final = 32_768
 """Bytes: what Hetzner Cloud takes as user data."""
@@ -16,6 +22,8 @@ MAX_LABEL: Final = 4096
 CONFIG: Final = "/etc/sandbox-fleet"
 ROOT: Final = "/var/lib/sandbox-fleet/node"
 STAGES: Final = "/run/sandbox-fleet/boot-stages"
+DIGITS: Final = 12
+"""Of the digest of a pool's settings."""
 _TEMPLATES: Final = files("autoscaler") / "templates"
 
 
@@ -191,3 +199,63 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 def _literal(text: str) -> str:
     return text.replace("$", "$$")
+
+
+def preparation(pool: PoolSettings, settings: AutoscalerSettings, gateway: GatewayClient) -> Preparation:
+    """The image and the user data of one pool."""
+    kind = _kind(pool, settings)
+    render = renderer(kind)
+
+    def user_data(instance: str, join_token: str) -> str:
+        boot = _boot(pool, settings, instance, join_token)
+        return render(replace(boot, bundle_sha256=gateway.bundle().sha256) if _installs(kind) else boot)
+
+    return Preparation(pool.image, user_data)
+
+
+def policy(settings: AutoscalerSettings) -> FleetPolicy:
+    """The fleet as the policy sees it, with the digest of each pool and whether its nodes install the bundle.
+
+    Raises:
+        BootstrapError: the user data of a pool is larger than its cloud takes.
+    """
+    fleet = settings.policy()
+    own = {pool.name: pool for pool in settings.pools}
+    pools = (
+        replace(pool, spec=spec(own[pool.name], settings), installs=_installs(_kind(own[pool.name], settings)))
+        for pool in fleet.pools
+    )
+    return replace(fleet, pools=tuple(pools))
+
+
+def spec(pool: PoolSettings, settings: AutoscalerSettings) -> str:
+    """Digest of what the settings say of a pool's instances: image, user data and labels.
+
+    What they install is the gateway's to say, and may change at any time: see `World.bundle`.
+    """
+    kind = _kind(pool, settings)
+    boot = replace(_boot(pool, settings, "", ""), bundle_sha256="0" * 64 if _installs(kind) else "")
+    user_data = renderer(kind)(boot)
+    parts = [pool.image, user_data, pool.labels]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def _boot(pool: PoolSettings, settings: AutoscalerSettings, instance: str, join_token: str) -> NodeBoot:
+    return NodeBoot(
+        gateway_url=settings.node_gateway_url or settings.gateway_url,
+        join_token=join_token,
+        instance=instance,
+        pool=pool.name,
+        role=pool.role,
+        settings=pool.node_settings,
+        default_route=pool.default_route,
+        resolvers=pool.resolvers,
+    )
+
+
+def _kind(pool: PoolSettings, settings: AutoscalerSettings) -> str:
+    return str(settings.providers[pool.provider].get("kind", pool.provider))
+
+
+def _installs(kind: str) -> bool:
+    return kind not in INSTALLED

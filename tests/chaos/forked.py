@@ -15,7 +15,7 @@ from dataclasses import replace
 import autoscaler.main
 import providers.hetzner
 import sandboxes
-from autoscaler import preparing
+from autoscaler import user_data
 from autoscaler.core.model import FleetPolicy
 from autoscaler.settings import AutoscalerSettings
 from providers.ucloud import UCloudProvider
@@ -25,14 +25,14 @@ LOADED = (autoscaler.main, sandboxes, providers.hetzner)
 
 def main(speed: float) -> None:
     # The emulated cloud lives that much faster, so whatever waits for it waits a shorter time.
-    caps, policy = UCloudProvider.caps, preparing.policy
+    caps, policy = UCloudProvider.caps, user_data.policy
     UCloudProvider.caps = replace(caps, settle_seconds=caps.settle_seconds / speed)
 
     def hurried(settings: AutoscalerSettings) -> FleetPolicy:
         fleet = policy(settings)
         return replace(fleet, delete_retry_seconds=fleet.delete_retry_seconds / speed)
 
-    preparing.policy = hurried
+    user_data.policy = hurried
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         child = os.fork()

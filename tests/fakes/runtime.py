@@ -34,7 +34,6 @@ from node_agent.runtime.base import (
     RuntimeFacts,
     RuntimeFailure,
     SandboxRuntime,
-    StartFault,
     Stream,
     UsageNow,
 )
@@ -255,9 +254,7 @@ class FakeRuntime(SandboxRuntime):
                 start_new_session=True,
             )
         except OSError as error:
-            fault = StartFault.NOT_FOUND if isinstance(error, FileNotFoundError) else StartFault.NOT_EXECUTABLE
-            message = f"{command.argv[0]}: {error.strerror}"
-            raise RuntimeFailure(ErrorCode.START_ERROR, message, start_fault=fault) from error
+            raise RuntimeFailure(ErrorCode.START_ERROR, f"{command.argv[0]}: {error.strerror}") from error
         if self.controls.exec_gate is not None:
             assert self.controls.exec_gate.wait(30)
         return FakeProcess(str(home), popen)

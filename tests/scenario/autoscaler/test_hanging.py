@@ -11,9 +11,8 @@ import pytest
 from autoscaler import teardown
 from autoscaler.clock import Clock
 from autoscaler.core.model import OfferKey
-from autoscaler.lanes import Threads
+from autoscaler.lanes import Threads, Turn
 from autoscaler.observe import Observer, Pace
-from autoscaler.turn import Turn
 from gateway.client import GatewayClient
 from providers.base import Applied, ErrorKind, Scope
 from providers.testing.fake import FakeCloud

@@ -10,8 +10,7 @@ import pytest
 from autoscaler.core import backoff, naming
 from autoscaler.core.model import Boot, Intent, Learn, OfferKey, Plan, Stop
 from autoscaler.core.states import IntentState
-from autoscaler.lanes import Serial
-from autoscaler.turn import Turn
+from autoscaler.lanes import Serial, Turn
 from gateway.wire.resources import Shape
 from providers.base import Applied, ComputeProvider, Create, ErrorKind, Inventory, Phase, Scope
 from providers.testing.fake import FakeCloud, FakeProvider

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.budget import Metered, metered
-from autoscaler.memory import Lasting
+from autoscaler.observe import Lasting
 from providers.base import Applied, ErrorKind, ProviderError, Ref
 from providers.testing.fake import FakeCloud, FakeProvider
 

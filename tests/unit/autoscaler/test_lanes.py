@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.clock import Clock
-from autoscaler.lanes import Serial, Threads
+from autoscaler.lanes import Serial, Threads, Turn, TurnOverError
 from autoscaler.provider_polling import FRESH_SECONDS, OFFERS_AGAIN_SECONDS, OFFERS_SECONDS, Lookout, Pace
-from autoscaler.turn import Turn, TurnOverError
 from providers.base import Applied, ErrorKind, Inventory
 from providers.testing.fake import FakeCloud, FakeProvider
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler import daemon
-from autoscaler.daemon import Daemon
-from autoscaler.notify import Notifier
+from autoscaler.daemon import Daemon, Notifier
 
 TICK = 0.01
 
