@@ -34,6 +34,7 @@ from node_agent.runtime.base import (
     RuntimeFacts,
     RuntimeFailure,
     SandboxRuntime,
+    StartFault,
     Stream,
     UsageNow,
 )
@@ -254,7 +255,9 @@ class FakeRuntime(SandboxRuntime):
                 start_new_session=True,
             )
         except OSError as error:
-            raise RuntimeFailure(ErrorCode.START_ERROR, f"{command.argv[0]}: {error.strerror}") from error
+            fault = StartFault.NOT_FOUND if isinstance(error, FileNotFoundError) else StartFault.NOT_EXECUTABLE
+            message = f"{command.argv[0]}: {error.strerror}"
+            raise RuntimeFailure(ErrorCode.START_ERROR, message, start_fault=fault) from error
         if self.controls.exec_gate is not None:
             assert self.controls.exec_gate.wait(30)
         return FakeProcess(str(home), popen)

@@ -8,7 +8,7 @@ import requests
 
 from gateway.wire.errors import ErrorCode
 from node_agent.host.busybox import INSIDE as BUSYBOX
-from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure, StartFault
 from node_agent.runtime.docker_engine import containers, marks, scripts
 from node_agent.runtime.docker_engine.client import Api, APIError, calling
 from node_agent.runtime.docker_engine.container_config import resolve_directory
@@ -74,7 +74,11 @@ class Execs:
         except Refused as error:
             if error.status in _NOT_THERE:
                 raise not_running(container[:12]) from error
-            raise RuntimeFailure(ErrorCode.START_ERROR, f"{argv[-1]} could not be started: {error.message}") from error
+            raise RuntimeFailure(
+                ErrorCode.START_ERROR,
+                f"{argv[-1]} could not be started: {error.message}",
+                start_fault=StartFault.NOT_EXECUTABLE,
+            ) from error
 
     def _signaller(self, inspected: dict[str, Any], record: Record) -> Signaller:
         if record.spec.isolation == "runc":

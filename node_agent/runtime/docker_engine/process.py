@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import Chunk, ExecProcess, Exit, RuntimeFailure, Stream
+from node_agent.runtime.base import Chunk, ExecProcess, Exit, RuntimeFailure, StartFault, Stream
 from node_agent.runtime.docker_engine import marks
 from node_agent.runtime.docker_engine.marks import Mark, Scanner
 from node_agent.runtime.docker_engine.stream import Hijacked
@@ -139,7 +139,9 @@ class DockerExec(ExecProcess):
         if not self._watch.lost().sandbox_alive:
             return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"{self._program}: the sandbox ended before it began")
         return RuntimeFailure(
-            ErrorCode.START_ERROR, f"{self._program} could not be started: {said or 'no reason given'}"
+            ErrorCode.START_ERROR,
+            f"{self._program} could not be started: {said or 'no reason given'}",
+            start_fault=StartFault.NOT_EXECUTABLE,
         )
 
     def _receive(self) -> None:
@@ -192,4 +194,5 @@ def start_failure(mark: Mark, program: str, directory: str) -> RuntimeFailure:
         marks.NOT_EXECUTABLE: f"{program}: it is not an executable file, or its user may not run it",
         marks.NO_DIRECTORY: f"{program}: its working directory {directory} is not there, or its user may not enter it",
     }.get(mark.kind, f"{program} could not be started ({mark.kind}{mark.value})")
-    return RuntimeFailure(ErrorCode.START_ERROR, problem, reason=DeathReason.START_ERROR)
+    fault = StartFault.NOT_FOUND if mark.kind == marks.NOT_FOUND else StartFault.NOT_EXECUTABLE
+    return RuntimeFailure(ErrorCode.START_ERROR, problem, reason=DeathReason.START_ERROR, start_fault=fault)

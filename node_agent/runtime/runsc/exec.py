@@ -10,7 +10,7 @@ from gateway.wire.errors import ErrorCode
 from node_agent.host import accounts
 from node_agent.host.accounts import Account
 from node_agent.host.busybox import INSIDE
-from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure, StartFault
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.inspection import View
@@ -20,7 +20,9 @@ from node_agent.runtime.runsc.process import PipedProcess, Pipes
 from node_agent.runtime.runsc.process_handles import Awake, CommandHandle, SocketHandle
 from node_agent.runtime.runsc.record import Record
 
-_SAID: Final = (
+# gVisor's control socket reports an errno as its text only.
+_NO_ENTRY: Final = "no such file or directory"
+_EXPLANATIONS: Final = (
     ("try again", "the sandbox is at its bound on processes (security.pids_limit)"),
     ("argument list too long", "command and env are longer than the sandbox's kernel takes"),
 )
@@ -81,6 +83,7 @@ def _refuse_other_than_directory(
         ErrorCode.START_ERROR,
         f"{command.argv[0]}: its working directory {launch.working_dir} is not a directory, or its user may not enter"
         " it",
+        start_fault=StartFault.NOT_EXECUTABLE,
     )
 
 
@@ -108,7 +111,7 @@ def _account(places: Places, record: Record, command: ExecCommand) -> Account:
     try:
         return accounts.look_up(places.rootfs, command.user)
     except (accounts.UnknownAccountError, OSError) as error:
-        raise RuntimeFailure(ErrorCode.START_ERROR, str(error)) from error
+        raise RuntimeFailure(ErrorCode.START_ERROR, str(error), start_fault=StartFault.NOT_EXECUTABLE) from error
 
 
 def _pid_file(places: Places) -> str:
@@ -116,8 +119,10 @@ def _pid_file(places: Places) -> str:
 
 
 def _not_started(command: ExecCommand, said: str) -> RuntimeFailure:
-    cause = next((text for pattern, text in _SAID if pattern in said), said)
-    return RuntimeFailure(ErrorCode.START_ERROR, f"{command.argv[0]} could not be started: {cause}")
+    cause = next((text for errno, text in _EXPLANATIONS if errno in said), said)
+    fault = StartFault.NOT_FOUND if _NO_ENTRY in said else StartFault.NOT_EXECUTABLE
+    message = f"{command.argv[0]} could not be started: {cause}"
+    return RuntimeFailure(ErrorCode.START_ERROR, message, start_fault=fault)
 
 
 def not_running(sandbox_id: str, record: Record | None) -> RuntimeFailure:

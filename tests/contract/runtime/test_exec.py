@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.runtime.base import RuntimeFailure, StartFault
 from tests.contract.runtime.lab import Box, Lab
 from tests.contract.runtime.marks import also_on_runc
 
@@ -79,7 +79,7 @@ def test_working_directory_that_is_none_is_a_start_error(box: Box, path: str) ->
     with pytest.raises(RuntimeFailure) as failure:
         box.exec("true", working_dir=path)
 
-    assert failure.value.code is ErrorCode.START_ERROR
+    assert (failure.value.code, failure.value.start_fault) == (ErrorCode.START_ERROR, StartFault.NOT_EXECUTABLE)
     assert path in failure.value.message
 
 
@@ -96,7 +96,7 @@ def test_missing_working_directory_is_a_start_error(box: Box) -> None:
     with pytest.raises(RuntimeFailure) as failure:
         box.exec("true", working_dir="/not/there")
 
-    assert failure.value.code is ErrorCode.START_ERROR
+    assert (failure.value.code, failure.value.start_fault) == (ErrorCode.START_ERROR, StartFault.NOT_EXECUTABLE)
     assert "/not/there" in failure.value.message
 
 
@@ -117,12 +117,20 @@ def test_unknown_user_is_a_start_error(box: Box) -> None:
 
 
 @also_on_runc
-@pytest.mark.parametrize("program", ["not-there", "/not/there", "/data/readme", "/data"])
-def test_program_that_cannot_be_started_is_a_start_error(box: Box, program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ("not-there", StartFault.NOT_FOUND),
+        ("/not/there", StartFault.NOT_FOUND),
+        ("/data/readme", StartFault.NOT_EXECUTABLE),
+        ("/data", StartFault.NOT_EXECUTABLE),
+    ],
+)
+def test_program_that_cannot_be_started_is_a_start_error(box: Box, program: str, fault: StartFault) -> None:
     with pytest.raises(RuntimeFailure) as failure:
         box.exec(program)
 
-    assert failure.value.code is ErrorCode.START_ERROR
+    assert (failure.value.code, failure.value.start_fault) == (ErrorCode.START_ERROR, fault)
     assert program in failure.value.message
 
 
