@@ -22,7 +22,7 @@ from autoscaler.offered import Offered, offered
 from autoscaler.reconcile import Report
 from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
 from autoscaler.user_data import ucloud_init_script
-from gateway.wire.checks import Check, Verdict
+from gateway.wire.system import Check, Verdict
 from providers import registry
 
 WIDE = 200

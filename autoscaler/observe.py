@@ -18,9 +18,8 @@ from autoscaler.provider_polling import Pace as Pace
 from autoscaler.store.journal import Journal
 from autoscaler.throttled_log import Remarks
 from gateway.client import GatewayError, GatewayUnreachableError
-from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
-from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord
+from gateway.wire.nodes import BundleManifest, JoinToken, JoinTokenRequest, NodeRecord
 from providers.base import ComputeProvider
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from gateway.services.bundle import MANIFEST, digest_of, sums_of
-from gateway.version import DISTRIBUTION
-from gateway.wire.bundle import SUMS, BundleFile, BundleManifest
+from gateway.wire.nodes import SUMS, BundleFile, BundleManifest
+from gateway.wire.system import DISTRIBUTION
 from sandboxes.errors import CommandFailed
 
 PYTHONS: Final = ("3.11", "3.12", "3.13")

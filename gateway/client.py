@@ -16,11 +16,10 @@ from pydantic import ValidationError
 
 from gateway.wire import limits
 from gateway.wire.base import WireModel
-from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import ErrorBody, ErrorCode
-from gateway.wire.health import GatewayHealth, GatewayReadiness
 from gateway.wire.nodes import (
+    BundleManifest,
     DrainRequest,
     Heartbeat,
     HeartbeatAnswer,
@@ -34,6 +33,7 @@ from gateway.wire.nodes import (
 )
 from gateway.wire.sandboxes import DeleteAnswer, SandboxEnvelope, SandboxList, SandboxRecord
 from gateway.wire.states import SandboxState
+from gateway.wire.system import GatewayHealth, GatewayReadiness
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 
 Model = TypeVar("Model", bound=WireModel)

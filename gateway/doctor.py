@@ -13,9 +13,8 @@ import requests
 from pydantic import ValidationError
 
 from gateway.settings import GatewaySettings, SettingsError, load_settings
-from gateway.wire.checks import Check, Verdict
-from gateway.wire.health import GatewayHealth
 from gateway.wire.limits import MIB
+from gateway.wire.system import Check, GatewayHealth, Verdict
 
 OLDEST_PYTHON: Final = (3, 11)
 NEEDED_MODULES: Final = ("fastapi", "uvicorn", "aiohttp", "sqlmodel", "alembic")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.wire.checks import Check, Verdict
+from gateway.wire.system import Check, Verdict
 
 CHECKS: Final = "sandbox_fleet.checks"
 STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "bold red"}

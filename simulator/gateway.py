@@ -12,10 +12,9 @@ from datetime import datetime, timedelta
 
 from autoscaler.core.pools import PoolPolicy
 from gateway.client import GatewayError
-from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand, PreparedCapacity, WaitingSandbox
 from gateway.wire.errors import ErrorBody, ErrorCode
-from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord, RuntimeReport
+from gateway.wire.nodes import BundleManifest, JoinToken, JoinTokenRequest, NodeRecord, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import NodeState

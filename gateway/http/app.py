@@ -18,12 +18,15 @@ from gateway.http.auth import ACCESS, Gate
 from gateway.http.middleware import BodyLimit, Drain, Overload, RawPaths, Requests, Stopping
 from gateway.http.proxy import CallerGoneError
 from gateway.http.responses import error_response, from_validation, internal_error, invalid_request
-from gateway.http.routes import bundle, capacity, exec, files, nodes, sandboxes, system, tokens
-from gateway.http.routes.context import Edge
+from gateway.http.routes import capacity, exec, nodes, sandboxes, system
+from gateway.http.routes import nodes as bundle
+from gateway.http.routes import sandboxes as files
+from gateway.http.routes import system as tokens
+from gateway.http.routes.parameters import Edge
 from gateway.node_client import Upstream
 from gateway.services.assembly import Services
-from gateway.version import installed_version
 from gateway.wire.errors import ErrorCode, FieldError
+from gateway.wire.system import installed_version
 
 MAX_REQUESTS: Final = 4000
 MAX_CREATES: Final = 2000

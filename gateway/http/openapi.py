@@ -8,8 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from gateway.http.auth import ACCESS, Access
 from gateway.wire import API_VERSION, limits
 from gateway.wire.errors import ErrorBody
-from gateway.wire.exec import StreamLine
-from gateway.wire.files import PutFileAnswer
+from gateway.wire.exec import PutFileAnswer, StreamLine
 from gateway.wire.tokens import TOKEN_HEADER
 
 TITLE: Final = "sandbox-fleet gateway"

@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import ValidationError
 
 from gateway.errors import ApiError
-from gateway.wire.bundle import SUMS, BundleFile, BundleManifest
 from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import SUMS, BundleFile, BundleManifest
 
 MANIFEST: Final = "manifest.json"
 

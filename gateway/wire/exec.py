@@ -177,3 +177,19 @@ class SignalRequest(Request):
 
     signal: int = Field(default=15, ge=1, le=64)
     """Its number on Linux, such as 2 (INT), 9 (KILL) or 15 (TERM)."""
+
+
+PATH_PARAMETER = "path"
+
+
+class PutFileAnswer(Answer):
+    """A file was written whole, and replaced what was there in one step."""
+
+    ok: bool = True
+    """Always true."""
+    sandbox_id: str
+    """Where it was written."""
+    path: str
+    """As asked for."""
+    size: int
+    """Bytes."""

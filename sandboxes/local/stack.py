@@ -16,10 +16,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.doctor import PORT_CURE, refusal_to_listen
-from gateway.wire.checks import Check, Verdict
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.states import NodeState
+from gateway.wire.system import Check, Verdict
 from gateway.wire.tokens import Scope
 from sandboxes.errors import CommandFailed
 from sandboxes.local import dockerd, itself

@@ -25,10 +25,17 @@ from gateway.node_client import Upstream
 from gateway.services.assembly import Services
 from gateway.services.ports import NodeAddress, Route
 from gateway.services.tokens import Principal
-from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
-from gateway.wire.nodes import HeartbeatAnswer, JoinToken, NodeEnvelope, NodeList, NodeRecord, RegisterAnswer
+from gateway.wire.nodes import (
+    BundleManifest,
+    HeartbeatAnswer,
+    JoinToken,
+    NodeEnvelope,
+    NodeList,
+    NodeRecord,
+    RegisterAnswer,
+)
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
 from gateway.wire.states import NodeState, SandboxState

@@ -16,7 +16,7 @@ import requests
 
 from gateway.client import GatewayClient
 from gateway.services.bundle import sums_of
-from gateway.wire.bundle import BundleFile, BundleManifest
+from gateway.wire.nodes import BundleFile, BundleManifest
 from gateway.wire.states import SandboxState
 from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 from tests.integration.emulated_clouds import Cloud

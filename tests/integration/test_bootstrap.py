@@ -19,9 +19,8 @@ import requests
 from autoscaler import user_data
 from gateway.client import GatewayClient
 from gateway.services.bundle import sums_of
-from gateway.wire.bundle import BundleFile, BundleManifest
 from gateway.wire.errors import ErrorCode
-from gateway.wire.nodes import JoinTokenRequest, NodeRecord
+from gateway.wire.nodes import BundleFile, BundleManifest, JoinTokenRequest, NodeRecord
 from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 
 pytestmark = pytest.mark.timeout(300)

@@ -18,7 +18,7 @@ import requests
 from gateway import node_client
 from gateway.errors import ApiError
 from gateway.http import proxy
-from gateway.http.routes import exec, files
+from gateway.http.routes import exec, sandboxes
 from gateway.node_client import CALL_TIMEOUT, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
@@ -273,7 +273,7 @@ def test_a_start_on_a_node_that_stands_still_tells_all_that_was_waited(
 def test_a_stream_from_a_node_that_stands_still_ends_before_its_first_byte(
     edge: Edge, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    for module in (exec, files):
+    for module in (exec, sandboxes):
         monkeypatch.setattr(module, "CALL_TIMEOUT", 0.25)
     with stands_still() as url:
         edge.services.node_url = url

@@ -1,7 +1,7 @@
 """Demand for capacity, what could be had, and what is prepared ahead."""
 
 from gateway.core.prepared import PreparedKind
-from gateway.http.routes.context import Context, PreparePath, new_router
+from gateway.http.routes.parameters import Context, PreparePath, new_router
 from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.wire.capacity import (
     BuilderPrepareAnswer,

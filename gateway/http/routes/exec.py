@@ -12,17 +12,20 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.http.proxy import download, while_connected
-from gateway.http.routes.context import (
+from gateway.http.routes.parameters import (
     Context,
     Edge,
+    EventsQuery,
     SandboxPath,
     SessionName,
     SessionPath,
+    StreamQuery,
+    WaitQuery,
     edge_in,
     new_router,
+    read_query,
     read_session_id,
 )
-from gateway.http.routes.queries import EventsQuery, StreamQuery, WaitQuery, read_query
 from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment, with_wait
 from gateway.services.ports import Route
 from gateway.wire import limits

@@ -3,11 +3,12 @@
 from typing import Annotated
 
 from fastapi import Query, Request
+from fastapi.responses import FileResponse
 
 from gateway.http.auth import JOIN_TOKEN
-from gateway.http.routes.context import Context, NodePath, new_router
-from gateway.http.routes.queries import RemoveNodeQuery
+from gateway.http.routes.parameters import Context, NodePath, RemoveNodeQuery, new_router
 from gateway.wire.nodes import (
+    BundleManifest,
     DrainRequest,
     Heartbeat,
     HeartbeatAnswer,
@@ -56,3 +57,18 @@ async def drain_node(node_id: NodePath, edge: Context, body: DrainRequest | None
 async def remove_node(node_id: NodePath, query: Annotated[RemoveNodeQuery, Query()], edge: Context) -> NodeEnvelope:
     """Forget a node that holds nothing, or whose machine is no more; what it held then is lost."""
     return await edge.services.nodes.remove(node_id, machine_gone=query.machine_gone)
+
+
+router = new_router("bundle")
+
+
+@router.get("/v1/bundle/manifest")
+async def bundle_manifest(edge: Context) -> BundleManifest:
+    """What a machine needs to become a node, with the digest of each file."""
+    return await edge.services.bundle.manifest()
+
+
+@router.get("/v1/bundle/{file_name}", response_class=FileResponse)
+async def bundle_file(file_name: str, edge: Context) -> FileResponse:
+    """Get one file of the bundle, such as `SHA256SUMS`, `install.sh` or a wheel, as raw bytes."""
+    return FileResponse(await edge.services.bundle.path(file_name), media_type="application/octet-stream")

@@ -3,12 +3,26 @@
 from typing import Annotated, Final
 
 from fastapi import Query, Request, Response
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.proxy import while_connected
-from gateway.http.routes.context import Context, Edge, SandboxPath, new_router
-from gateway.http.routes.queries import ListQuery, LogQuery
-from gateway.node_client import NodeCall, forwarded, segment
+from gateway.http.proxy import Upload, download, upload, while_connected
+from gateway.http.routes.parameters import (
+    Context,
+    Edge,
+    FileQuery,
+    ListQuery,
+    LogQuery,
+    SandboxPath,
+    edge_in,
+    new_router,
+    read_query,
+    require_sandbox_id,
+)
+from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
+from gateway.services.ports import Route
 from gateway.wire import limits
 from gateway.wire.sandboxes import (
     DeleteAnswer,
@@ -125,3 +139,45 @@ async def _from_node(
     call = NodeCall("GET", path, {**query, "generation": route.generation}, headers=forwarded(request.scope))
     content = await while_connected(request.receive, edge.upstream.bytes(route.node, call))
     return Response(content, media_type="application/json")
+
+
+class Files:
+    """``PUT`` and ``GET /v1/sandboxes/{sandbox_id}/files?path=``; a paused sandbox is resumed first."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        edge = edge_in(scope)
+        sandbox_id = require_sandbox_id(scope["path_params"]["sandbox_id"])
+        path = read_query(scope, FileQuery).path
+        route = await edge.services.sandboxes.route(sandbox_id)
+
+        def touch() -> None:
+            edge.services.sandboxes.touch(sandbox_id)
+
+        if scope["method"] == "GET":
+            call = _call("GET", scope, route, path)
+            await download(edge.upstream, route.node, call, receive, send, on_chunk=touch)
+            return
+
+        def put(body: Upload) -> NodeCall:
+            return _call("PUT", scope, route, path, body)
+
+        answer = await upload(edge.upstream, route.node, put, receive, on_chunk=touch)
+        await Response(answer, media_type="application/json")(scope, receive, send)
+
+
+def _call(method: str, scope: Scope, route: Route, path: str, body: Upload | None = None) -> NodeCall:
+    headers = forwarded(scope)
+    if body is not None:
+        headers["Content-Type"] = "application/octet-stream"
+        length = Headers(scope=scope).get("content-length")
+        if length is not None:
+            headers["Content-Length"] = length
+    return NodeCall(
+        method,
+        f"/v1/sandboxes/{segment(route.sandbox_id)}/files",
+        {"path": path, "generation": route.generation},
+        body.chunks() if body is not None else None,
+        headers,
+        timeout=IDLE_TIMEOUT,
+        begin=CALL_TIMEOUT if body is None else None,
+    )

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from gateway.wire.errors import ErrorCode
-from gateway.wire.files import PATH_PARAMETER, PutFileAnswer
+from gateway.wire.exec import PATH_PARAMETER, PutFileAnswer
 from node_agent.errors import ApiError, bad_field
 from node_agent.files.scripts import path_problem
 from node_agent.files.transfer import ClientGone, Place

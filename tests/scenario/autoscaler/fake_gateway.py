@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from gateway.client import GatewayError, GatewayUnreachableError
-from gateway.wire.bundle import BundleManifest
 from gateway.wire.capacity import Ceilings, Demand, PreparedCapacity, WaitingSandbox
 from gateway.wire.errors import ErrorBody, ErrorCode
-from gateway.wire.nodes import JoinToken, JoinTokenRequest, NodeRecord, RuntimeReport
+from gateway.wire.nodes import BundleManifest, JoinToken, JoinTokenRequest, NodeRecord, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.testing.fake import FakeCloud, Machine

@@ -17,7 +17,7 @@ from autoscaler.main import StartError, read_journal
 from autoscaler.settings import load_settings
 from autoscaler.store.db import MIGRATIONS
 from autoscaler.store.journal import Journal
-from gateway.wire.checks import Verdict
+from gateway.wire.system import Verdict
 
 GOOD = """
 gateway_url = "http://127.0.0.1:1"

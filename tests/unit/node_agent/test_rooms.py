@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.wire.checks import Verdict
 from gateway.wire.errors import ErrorCode
+from gateway.wire.system import Verdict
 from node_agent import doctor
 from node_agent.cli import app
 from node_agent.exec.stdin import StdinBuffer, StdinRoom

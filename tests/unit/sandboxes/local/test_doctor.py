@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway import doctor as checks
-from gateway.wire.checks import Check, Verdict
 from gateway.wire.limits import MIB
+from gateway.wire.system import Check, Verdict
 from sandboxes import doctor
 from sandboxes.app import run
 
