@@ -18,9 +18,8 @@ from docs.settings import fields  # noqa: E402 - found below the root, which a s
 from gateway.http.app import routes_only  # noqa: E402
 from gateway.http.auth import ACCESS  # noqa: E402
 from gateway.http.openapi import RAW  # noqa: E402
-from gateway.wire import capacity, exec, nodes, resources, sandboxes, tokens
+from gateway.wire import capacity, exec, nodes, resources, sandboxes, tokens  # noqa: E402
 from gateway.wire import errors as wire_errors  # noqa: E402
-from gateway.wire import exec as files  # noqa: E402
 from gateway.wire.base import Request, WireModel  # noqa: E402
 from gateway.wire.errors import CODE_RULES, ErrorCode  # noqa: E402
 from gateway.wire.states import DeathReason, ExecStatus, NodeState, SandboxState  # noqa: E402
@@ -37,7 +36,7 @@ MODELS: Final[dict[str, tuple[type[WireModel], ...]]] = {
     "exec": (exec.ExecRequest,),
     "session": (exec.ExecEvents, exec.ExecEnvelope, exec.StreamLine, exec.ExecSession, exec.ExecEvent),
     "stdin": (exec.StdinRequest, exec.SignalRequest),
-    "file": (files.PutFileAnswer,),
+    "file": (exec.PutFileAnswer,),
     "prepare": (
         capacity.PrepareRequest,
         capacity.PrepareAnswer,

@@ -13,7 +13,7 @@ import uvloop
 
 from gateway.http.app import MAX_REQUESTS, build_app
 from gateway.http.server import Server
-from gateway.node_client import Upstream
+from gateway.node_client import NodeClient
 from gateway.services.assembly import Services, build
 from gateway.services.tokens import TokenService
 from gateway.settings import GatewaySettings
@@ -38,13 +38,13 @@ def run(settings: GatewaySettings) -> None:
     if allowed < MAX_REQUESTS:
         _log.warning("the limit of open files lets in %d requests at once; raise it (ulimit -n) for more", allowed)
     with _listener(settings.host, settings.port) as listener:
-        upstream = Upstream()
+        node_client = NodeClient()
         try:
-            services = build(settings, upstream)
+            services = build(settings, node_client)
         except StoreError as error:
             raise StartError(str(error)) from error
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(services, upstream, listener, allowed))
+            runner.run(_serve(services, node_client, listener, allowed))
 
 
 def most_requests(open_files: int) -> int:
@@ -80,14 +80,14 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
         yield made
 
 
-async def _serve(services: Services, upstream: Upstream, listener: socket.socket, allowed: int) -> None:
+async def _serve(services: Services, node_client: NodeClient, listener: socket.socket, allowed: int) -> None:
     try:
         await _require_token(services.tokens)
     except BaseException:
         services.close()
         raise
-    async with upstream, services:
-        await Server(build_app(services, upstream, max_requests=allowed)).serve(sockets=[listener])
+    async with node_client, services:
+        await Server(build_app(services, node_client, max_requests=allowed)).serve(sockets=[listener])
     _log.info("the gateway has stopped")
 
 

@@ -1,16 +1,17 @@
 """The gateway as a client of its nodes, over one aiohttp session.
 
-Every failure becomes an `ApiError`: a node that cannot be reached is ``node_unreachable`` and never "not found", and a
-call whose outcome is not known says so and is not called retryable unless sending it again does no harm.
+Every failure becomes an `ApiError`, by the one table `FAILURES`: a node that cannot be reached is ``node_unreachable``
+and never "not found", and a call whose outcome is unknown says so and is not called retryable unless sending it again
+does no harm.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -18,8 +19,6 @@ from pydantic import ValidationError
 from yarl import URL
 
 from gateway.errors import ApiError
-from gateway.http.middleware import REQUEST_ID_HEADER
-from gateway.http.responses import request_id_of
 from gateway.services.ports import NodeAddress
 from gateway.wire import limits
 from gateway.wire.base import WireModel
@@ -34,15 +33,51 @@ CREATE_TIMEOUT: Final = 120.0  # the same order attaches again to a create that 
 DELETE_TIMEOUT: Final = 60.0
 CALL_TIMEOUT: Final = 27.0  # for all that one call of a client waits for; clients in the field give up at 30 s
 IDLE_TIMEOUT: Final = 90.0  # of a stream; nodes give a sign of life well within it
+RETRY_AFTER: Final = 2.0
 MAX_ANSWER: Final = 64 * limits.MIB  # events are bounded to 8 MiB of output, of which an escape makes six times that
 MAX_ERROR: Final = limits.MIB
 READ_BUFFER: Final = limits.MIB
 # Below the 5 s after which a server closes an idle connection by default, so that no call goes out on one just closed.
 KEEP_ALIVE: Final = 4.0
 
-# What a node says of the gateway's own behaviour, which no client can cure.
-_PROTOCOL: Final = frozenset(
+# Answers of a node to the gateway's own behaviour, which no client can cure.
+_PROTOCOL_ERRORS: Final = frozenset(
     {ErrorCode.UNAUTHORIZED, ErrorCode.FORBIDDEN, ErrorCode.NOT_FOUND, ErrorCode.METHOD_NOT_ALLOWED}
+)
+
+
+class Failure(NamedTuple):
+    """How one kind of exception is reported.
+
+    Attributes:
+        raised: the exception.
+        code: the error code that it becomes.
+        sent: whether the node may have received the call.
+        cause: the cause in words; ``None`` takes it from the exception.
+    """
+
+    raised: type[Exception]
+    code: ErrorCode
+    sent: bool = True
+    cause: str | None = None
+
+
+# The first row that matches counts.
+FAILURES: Final = (
+    Failure(aiohttp.ClientConnectorDNSError, ErrorCode.NODE_UNREACHABLE, sent=False, cause="no such host"),
+    Failure(aiohttp.ClientConnectorError, ErrorCode.NODE_UNREACHABLE, sent=False),
+    Failure(
+        aiohttp.ConnectionTimeoutError,
+        ErrorCode.NODE_UNREACHABLE,
+        sent=False,
+        cause=f"no connection within {CONNECT_TIMEOUT:g} s",
+    ),
+    Failure(TimeoutError, ErrorCode.TIMEOUT),  # aiohttp's other timeouts are of this type too
+    Failure(ValidationError, ErrorCode.NODE_UNREACHABLE, cause="its answer is not in the protocol"),
+    # aiohttp's InvalidURL is a ValueError.
+    Failure(ValueError, ErrorCode.NODE_UNREACHABLE, sent=False, cause="the URL that it registered is not valid"),
+    Failure(aiohttp.ClientError, ErrorCode.NODE_UNREACHABLE),
+    Failure(OSError, ErrorCode.NODE_UNREACHABLE),
 )
 
 
@@ -50,9 +85,16 @@ _PROTOCOL: Final = frozenset(
 class NodeCall:
     """One call to a node.
 
-    ``again`` tells whether the call may be sent again when its outcome is not known.  ``timeout`` is in seconds: for
-    the whole call, or, where a body streams, until the answer begins and between two pieces of it; ``begin`` is a
-    shorter bound for the begin alone.
+    Attributes:
+        method: HTTP method.
+        path: percent-encoded path below the node's URL.
+        query: parameters of the query string.
+        body: bytes, sent as JSON; or an iterator whose chunks are streamed.
+        headers: sent in addition to the bearer token.
+        timeout: seconds for the whole call; where a body streams in either direction, seconds until the answer begins
+            and between two chunks.
+        repeatable: whether the call may be sent again when its outcome is unknown.
+        begin: seconds until the answer begins, where that is to be shorter than ``timeout``.
     """
 
     method: str
@@ -61,21 +103,62 @@ class NodeCall:
     body: bytes | AsyncIterator[bytes] | None = None
     headers: Mapping[str, str] | None = None
     timeout: float = ANSWER_TIMEOUT
-    again: bool = True
+    repeatable: bool = True
     begin: float | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the call's own body is streamed."""
+        return not isinstance(self.body, bytes | None)
 
 
 def with_wait(wait: float, most: float = CALL_TIMEOUT) -> float:
-    """The timeout of a call that may itself wait ``wait`` seconds on the node, ``most`` at most."""
+    """Return the timeout of a call that may itself wait ``wait`` seconds on the node, cut to ``most`` seconds."""
     return min(wait + ANSWER_TIMEOUT, most)
 
 
 def segment(text: str) -> str:
-    """``text`` as one segment of a path."""
+    """Percent-encode ``text`` as one segment of a path."""
     return quote(text, safe="")
 
 
-class Upstream:
+class NodeAnswer:
+    """The answer of a node, whose body has yet to be read."""
+
+    def __init__(self, node: NodeAddress, call: NodeCall, response: aiohttp.ClientResponse) -> None:
+        self._node = node
+        self._call = call
+        self._response = response
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives.
+
+        Raises:
+            ApiError: the answer broke off.
+        """
+        with _translated(self._node, self._call):
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+
+    async def read(self, most: int = MAX_ANSWER) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            ApiError: the answer broke off, or is larger than ``most`` bytes.
+        """
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in self.chunks():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > most:
+                raise _unreachable(self._node, self._call, f"its answer is larger than {most} bytes")
+        return b"".join(chunks)
+
+
+class NodeClient:
     """Calls to nodes; implements `gateway.services.ports.NodeGateway`.  An asynchronous context manager."""
 
     def __init__(self) -> None:
@@ -99,76 +182,80 @@ class Upstream:
     async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
         path = f"/v1/sandboxes/{segment(order.spec.id)}"
         call = NodeCall("PUT", path, body=order.model_dump_json().encode(), timeout=CREATE_TIMEOUT)
-        return (await self.ask(node, call, OrderAnswer)).sandbox
+        return (await self.fetch_model(node, call, OrderAnswer)).sandbox
 
     async def delete(self, node: NodeAddress, sandbox_id: str, generation: int) -> None:
         path = f"/v1/sandboxes/{segment(sandbox_id)}"
-        await self.bytes(node, NodeCall("DELETE", path, {"generation": generation}, timeout=DELETE_TIMEOUT))
+        await self.fetch(node, NodeCall("DELETE", path, {"generation": generation}, timeout=DELETE_TIMEOUT))
 
     async def pause(self, node: NodeAddress, sandbox_id: str, generation: int) -> InventoryItem:
         path = f"/v1/sandboxes/{segment(sandbox_id)}/pause"
-        return (await self.ask(node, NodeCall("POST", path, {"generation": generation}), OrderAnswer)).sandbox
+        return (await self.fetch_model(node, NodeCall("POST", path, {"generation": generation}), OrderAnswer)).sandbox
 
     async def resume(self, node: NodeAddress, sandbox_id: str, generation: int) -> InventoryItem:
         path = f"/v1/sandboxes/{segment(sandbox_id)}/resume"
-        return (await self.ask(node, NodeCall("POST", path, {"generation": generation}), OrderAnswer)).sandbox
+        return (await self.fetch_model(node, NodeCall("POST", path, {"generation": generation}), OrderAnswer)).sandbox
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    async def ask(self, node: NodeAddress, call: NodeCall, answer: type[Model]) -> Model:
-        """The node's answer as a model.
+    async def fetch_model(self, node: NodeAddress, call: NodeCall, answer: type[Model]) -> Model:
+        """Return the node's answer as a model.
 
         Raises:
             ApiError: the node refused, could not be reached, or answered something else.
         """
-        content = await self.bytes(node, call)
-        try:
+        content = await self.fetch(node, call)
+        with _translated(node, call):
             return answer.model_validate_json(content)
-        except ValidationError as error:
-            raise _unreachable(node, call, f"its answer is no {answer.__name__}") from error
 
-    async def bytes(self, node: NodeAddress, call: NodeCall) -> bytes:
-        """The node's answer as it came, read whole and bounded.
+    async def fetch(self, node: NodeAddress, call: NodeCall) -> bytes:
+        """Return the node's answer as it came, read whole and bounded.
+
+        A streamed body is sent at the node's pace: the call ends where the node takes no byte for ``call.timeout``
+        seconds, because the timeouts of aiohttp begin only after the last byte was sent.
 
         Raises:
-            ApiError: as `ask`.
+            ApiError: as `fetch_model`.
         """
-        try:
-            async with asyncio.timeout(call.timeout), self._open(node, call) as response:
-                return await read_answer(node, call, response)
-        except TimeoutError:
-            raise late(node, call) from None
+        deadline = asyncio.timeout(None if call.streams else call.timeout)
+        if not isinstance(call.body, bytes | None):
+            call = replace(call, body=_paced(call.body, deadline, call.timeout))
+        with _translated(node, call):
+            async with deadline, self._open(node, call) as response:
+                return await NodeAnswer(node, call, response).read()
 
     @asynccontextmanager
-    async def stream(self, node: NodeAddress, call: NodeCall) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The node's answer while it comes; a refusal is raised before anything is yielded.
+    async def stream(self, node: NodeAddress, call: NodeCall) -> AsyncIterator[NodeAnswer]:
+        """Yield the node's answer while it arrives; a refusal is raised before anything is yielded.
 
         Raises:
-            ApiError: as `ask`.
+            ApiError: as `fetch_model`.
         """
         async with self._open(node, call) as response:
-            yield response
+            yield NodeAnswer(node, call, response)
 
     @asynccontextmanager
     async def _open(self, node: NodeAddress, call: NodeCall) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer of 2xx, its body not yet read."""
+        """Yield an answer of 2xx whose body has not been read."""
         if self._session is None:
             raise RuntimeError("used outside of its context")
         query = f"?{urlencode(call.query)}" if call.query else ""
-        response = await self._send(node, call, node.url.rstrip("/") + call.path + query)
+        with _translated(node, call):
+            response = await self._send(self._session, node, call, node.url.rstrip("/") + call.path + query)
         try:
             if not 200 <= response.status < 300:
-                raise await _refusal(node, call, response)
+                raise await _refusal(NodeAnswer(node, call, response), node, call)
             yield response
         finally:
-            # What was not read, or not sent, makes the connection useless for another call.
-            if response.content.at_eof() and (call.body is None or isinstance(call.body, bytes)):
+            # A body that was not read, or not sent, to its end makes the connection useless for another call.
+            if response.content.at_eof() and not call.streams:
                 response.release()
             else:
                 response.close()
 
-    async def _send(self, node: NodeAddress, call: NodeCall, url: str) -> aiohttp.ClientResponse:
-        assert self._session is not None  # noqa: S101 - checked by the only caller
+    async def _send(
+        self, session: aiohttp.ClientSession, node: NodeAddress, call: NodeCall, url: str
+    ) -> aiohttp.ClientResponse:
         headers = {
             "Authorization": f"Bearer {node.control_token}",
             "Accept-Encoding": "identity",
@@ -176,107 +263,77 @@ class Upstream:
             **(call.headers or {}),
         }
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT, sock_read=call.timeout)
-        try:
-            async with asyncio.timeout(call.begin):
-                return await self._session.request(
-                    call.method,
-                    URL(url, encoded=True),
-                    data=call.body,
-                    headers=headers,
-                    timeout=timeout,
-                    allow_redirects=False,
-                )
-        except aiohttp.ClientConnectorError as error:
-            # Nothing was sent, so sending it again does no harm whatever it is.
-            raise _unreachable(node, call, _why(error), sent=False) from error
-        except aiohttp.ConnectionTimeoutError as error:
-            raise _unreachable(node, call, f"no connection within {CONNECT_TIMEOUT} s", sent=False) from error
-        except (aiohttp.ServerTimeoutError, TimeoutError) as error:
-            raise late(node, call) from error
-        except ValueError as error:  # aiohttp's InvalidURL is one too
-            raise _unreachable(node, call, "the URL that it registered is not valid", sent=False) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _unreachable(node, call, _why(error)) from error
+        async with asyncio.timeout(call.begin):
+            return await session.request(
+                call.method,
+                URL(url, encoded=True),
+                data=call.body,
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            )
 
 
-def forwarded(scope: Mapping[str, object]) -> dict[str, str]:
-    """Headers that let the node log under the id of the request that it serves."""
-    request_id = request_id_of(dict(scope))
-    return {REQUEST_ID_HEADER: request_id} if request_id else {}
+async def _paced(body: AsyncIterator[bytes], deadline: asyncio.Timeout, seconds: float) -> AsyncIterator[bytes]:
+    """Yield the chunks of ``body``; ``deadline`` runs while the node has yet to take one."""
+    async for chunk in body:
+        deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+        yield chunk
+        deadline.reschedule(None)
 
 
-def broken(node: NodeAddress, error: BaseException) -> str:
-    """The sentence for a stream from the node that broke off."""
-    return f"the stream from node {node.node_id} broke off: {_why(error)}"
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _why(error: BaseException) -> str:
-    """The cause without the node's address, which is nobody's business but the operator's."""
-    number = getattr(error, "errno", None)
-    if isinstance(number, int):
-        return os.strerror(number)
-    return "no such host" if isinstance(error, aiohttp.ClientConnectorDNSError) else type(error).__name__
-
-
-def _unreachable(node: NodeAddress, call: NodeCall, why: str, *, sent: bool = True) -> ApiError:
-    known = not sent or call.again
-    outcome = "" if known else "; whether what was asked has happened is not known"
-    return ApiError(
-        ErrorCode.NODE_UNREACHABLE,
-        f"node {node.node_id} cannot be reached now: {why}{outcome}",
-        retryable=known,
-        retry_after=2 if known else None,
-    )
-
-
-def late(node: NodeAddress, call: NodeCall) -> ApiError:
-    """The node said nothing, or took nothing, for as long as the call may wait."""
-    seconds = call.begin or call.timeout
-    outcome = "" if call.again else "; whether what was asked has happened is not known"
-    return ApiError(
-        ErrorCode.TIMEOUT,
-        f"node {node.node_id} gave no answer to {call.method} {call.path} within {seconds:g} s{outcome}",
-        retryable=call.again,
-        retry_after=2 if call.again else None,
-    )
-
-
-async def read_answer(
-    node: NodeAddress, call: NodeCall, response: aiohttp.ClientResponse, most: int = MAX_ANSWER
-) -> bytes:
-    """All of an answer, of ``most`` bytes at most.
-
-    Raises:
-        ApiError: ``NODE_UNREACHABLE``: it broke off or is larger.
-    """
-    pieces: list[bytes] = []
-    size = 0
+@contextmanager
+def _translated(node: NodeAddress, call: NodeCall) -> Iterator[None]:
+    """Raise what `FAILURES` says for an exception of the block."""
     try:
-        async for piece in response.content.iter_any():
-            pieces.append(piece)
-            size += len(piece)
-            if size > most:
-                raise _unreachable(node, call, f"its answer is larger than {most} bytes")
-    except (aiohttp.ClientError, OSError) as error:
-        raise _unreachable(node, call, f"its answer broke off ({_why(error)})") from error
-    return b"".join(pieces)
+        yield
+    except tuple(failure.raised for failure in FAILURES) as error:
+        failure = next(failure for failure in FAILURES if isinstance(error, failure.raised))
+        if failure.code is ErrorCode.TIMEOUT:
+            raise _timed_out(node, call) from error
+        raise _unreachable(node, call, failure.cause or _cause(error), sent=failure.sent) from error
 
 
-async def _refusal(node: NodeAddress, call: NodeCall, response: aiohttp.ClientResponse) -> ApiError:
-    """What the node's answer other than 2xx means to the gateway's own client."""
+def _cause(error: BaseException) -> str:
+    """Return the cause without the node's address, which is for the operator's eyes only."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if isinstance(number, int) else type(error).__name__
+
+
+def _unreachable(node: NodeAddress, call: NodeCall, cause: str, *, sent: bool = True) -> ApiError:
+    message = f"node {node.node_id} cannot be reached now: {cause}"
+    return _failed(ErrorCode.NODE_UNREACHABLE, message, repeatable=call.repeatable or not sent)
+
+
+def _timed_out(node: NodeAddress, call: NodeCall) -> ApiError:
+    seconds = call.begin or call.timeout
+    message = f"node {node.node_id} gave no answer to {call.method} {call.path} within {seconds:g} s"
+    return _failed(ErrorCode.TIMEOUT, message, repeatable=call.repeatable)
+
+
+def _failed(code: ErrorCode, message: str, *, repeatable: bool) -> ApiError:
+    if repeatable:
+        return ApiError(code, message, retryable=True, retry_after=RETRY_AFTER)
+    return ApiError(code, f"{message}; whether the call took effect is not known", retryable=False)
+
+
+async def _refusal(answer: NodeAnswer, node: NodeAddress, call: NodeCall) -> ApiError:
+    """Return what the node's answer other than 2xx means to the gateway's own client."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
-            body = ErrorBody.model_validate_json(await read_answer(node, call, response, MAX_ERROR))
+            body = ErrorBody.model_validate_json(await answer.read(MAX_ERROR))
     except (TimeoutError, ValidationError) as error:
-        return _unreachable(node, call, f"it answered {response.status} and {type(error).__name__} instead of a reason")
+        cause = f"it answered {answer.status} without a readable reason ({type(error).__name__})"
+        return _unreachable(node, call, cause)
     except ApiError as error:
         return error
-    if body.code in _PROTOCOL:
+    if body.code in _PROTOCOL_ERRORS:
         return _unreachable(node, call, f"it answered {body.code.value}: {body.error}")
     if body.code is ErrorCode.SANDBOX_NOT_FOUND:
-        # The gateway has a row for it, so it exists; its processes are gone, and the next heartbeat tells why.
-        return ApiError(
-            ErrorCode.SANDBOX_NOT_RUNNING, f"node {node.node_id} does not have the sandbox (any more): {body.error}"
-        )
-    retry_after = response.headers.get("Retry-After", "")
+        # The gateway has a row for it, so it exists; its processes are gone, and the next heartbeat says why.
+        return ApiError(ErrorCode.SANDBOX_NOT_RUNNING, f"node {node.node_id} no longer has the sandbox: {body.error}")
+    retry_after = answer.headers.get("Retry-After", "")
     return ApiError.from_body(body, float(retry_after) if retry_after.isdigit() else None)

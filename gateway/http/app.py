@@ -1,4 +1,4 @@
-"""The gateway's ASGI application: routes, their refusals, and the layers around them."""
+"""The gateway's ASGI application: routes, error handlers, and the layers around them."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,11 +19,8 @@ from gateway.http.middleware import BodyLimit, Drain, Overload, RawPaths, Reques
 from gateway.http.proxy import CallerGoneError
 from gateway.http.responses import error_response, from_validation, internal_error, invalid_request
 from gateway.http.routes import capacity, exec, nodes, sandboxes, system
-from gateway.http.routes import nodes as bundle
-from gateway.http.routes import sandboxes as files
-from gateway.http.routes import system as tokens
-from gateway.http.routes.parameters import Edge
-from gateway.node_client import Upstream
+from gateway.http.routes.parameters import Parts
+from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
 from gateway.wire.errors import ErrorCode, FieldError
 from gateway.wire.system import installed_version
@@ -31,17 +28,27 @@ from gateway.wire.system import installed_version
 MAX_REQUESTS: Final = 4000
 MAX_CREATES: Final = 2000
 STOP_GRACE: Final = 2.0
-CLIENT_GONE: Final = 499  # nobody reads it; it is what the access log shows
+CLIENT_GONE: Final = 499  # nobody reads it; it is for the access log
 
-_ROUTERS: Final = (system, sandboxes, exec, nodes, capacity, bundle, tokens)
+_ROUTERS: Final = (
+    system.system,
+    sandboxes.router,
+    exec.router,
+    nodes.nodes,
+    capacity.router,
+    nodes.bundle,
+    system.tokens,
+)
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """What a server serves.
+    """The application that a server serves.
 
-    ``asgi`` is the application with all its layers; ``stopping.stop()`` ends what is in flight, to be called before
-    the server waits for its connections.
+    Attributes:
+        asgi: the application with all its layers.
+        app: the routes alone.
+        stopping: its ``stop()`` ends what is in flight; call it before the server waits for its connections.
     """
 
     asgi: ASGIApp
@@ -51,23 +58,30 @@ class Gateway:
 
 def build_app(
     services: Services,
-    upstream: Upstream,
+    node_client: NodeClient,
     *,
     max_requests: int = MAX_REQUESTS,
     max_creates: int = MAX_CREATES,
     stop_grace: float = STOP_GRACE,
 ) -> Gateway:
-    """The application over services that somebody else has started."""
+    """Return the application over services that somebody else has started.
+
+    Args:
+        services: started and stopped by the caller.
+        node_client: entered and left by the caller.
+        max_requests: most requests in flight at once; node traffic and health are not counted.
+        max_creates: most creates among them.
+        stop_grace: seconds for which a stop lets calls in flight end by themselves.
+    """
     app = routes_only()
-    edge = Edge(services, upstream, installed_version())
-    app.state.edge = edge
+    app.state.parts = Parts(services, node_client, installed_version())
     gate: ASGIApp = Gate(app, services.tokens)
     stopping = Stopping(Overload(gate, requests=max_requests, creates=max_creates), stop_grace)
     return Gateway(RawPaths(Drain(Requests(BodyLimit(stopping)))), app, stopping)
 
 
 def routes_only() -> FastAPI:
-    """The routes without services, for the contract's document."""
+    """Return the routes without services, for the OpenAPI document."""
     app = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -81,9 +95,9 @@ def routes_only() -> FastAPI:
             Exception: _unhandled,
         },
     )
-    for module in _ROUTERS:
-        # The routes themselves, not the router: FastAPI would match every included router's routes twice a request.
-        app.router.routes.extend(module.router.routes)
+    for router in _ROUTERS:
+        # The routes themselves, not the router: FastAPI would match the routes of an included router twice a request.
+        app.router.routes.extend(router.routes)
     app.router.routes.extend(_raw_routes())
     _check_table(app)
     cached: dict[str, Any] = {}
@@ -98,9 +112,9 @@ def routes_only() -> FastAPI:
 
 
 def _raw_routes() -> list[Route]:
-    """Streams, which FastAPI would only stand in the way of."""
+    """Return the routes that stream, which FastAPI would only obstruct."""
     made = [
-        Route("/v1/sandboxes/{sandbox_id}/files", files.Files(), methods=["GET", "PUT"]),
+        Route("/v1/sandboxes/{sandbox_id}/files", sandboxes.Files(), methods=["GET", "PUT"]),
         Route("/v1/exec/{session_id}/stream", exec.ExecStream(), methods=["GET"]),
     ]
     for route in made:
@@ -110,7 +124,7 @@ def _raw_routes() -> list[Route]:
 
 
 def route_table(app: FastAPI) -> set[tuple[str, str]]:
-    """Method and path of every route of ``app``, raw ones included."""
+    """Return method and path of every route of ``app``, including raw ones."""
     return {
         (method, route.path)
         for route in app.router.routes
@@ -120,7 +134,7 @@ def route_table(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def _check_table(app: FastAPI) -> None:
-    """A route without a row in the table of access, or a row without a route, stops the start."""
+    """Raise `RuntimeError` unless the routes and the rows of `ACCESS` are the same."""
     difference = route_table(app) ^ set(ACCESS)
     if difference:
         raise RuntimeError(f"routes and gateway.http.auth.ACCESS differ in {sorted(difference)}")
@@ -137,11 +151,11 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the frameworks themselves refuse: paths, methods, and bodies that cannot be read."""
+    """Answer what the frameworks themselves refuse: paths, methods, and bodies that cannot be read."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for that class
     cause = error.__cause__
     if isinstance(cause, ApiError):
-        # A layer refused while FastAPI read the body, and FastAPI hid that behind an error of its own.
+        # A layer refused while FastAPI read the body, and FastAPI wrapped that in an error of its own.
         return error_response(cause, request.scope)
     where = f"{request.method} {request.scope['path'][:300]}"
     if error.status_code == 404:

@@ -1,34 +1,40 @@
 """Bytes between a client and a node, both ways: in constant memory, with back-pressure, and cut when one end breaks.
 
-An error that comes before the first byte is an ordinary refusal.  After that the only honest word is to cut the
-connection: `StreamBrokenError`.
+An error before the first byte is an ordinary refusal.  After it, the only honest end is to cut the connection:
+`StreamBrokenError`.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-import aiohttp
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.middleware import StreamBrokenError
-from gateway.node_client import IDLE_TIMEOUT, NodeCall, Upstream, broken, late, read_answer
+from gateway.http.middleware import REQUEST_ID_HEADER, StreamBrokenError
+from gateway.http.responses import request_id_of
+from gateway.node_client import NodeAnswer, NodeCall, NodeClient
 from gateway.services.ports import NodeAddress
 
 T = TypeVar("T")
 
-CLIENT_IDLE: Final = 120.0  # seconds in which a client may take no byte of a stream
+CLIENT_IDLE: Final = 120.0  # seconds for which a client may take no byte of a stream
 
-_PASSED: Final = frozenset({"content-type", "content-length", "x-sandbox-id", "x-sandbox-path"})
+_PASSED_HEADERS: Final = frozenset({"content-type", "content-length", "x-sandbox-id", "x-sandbox-path"})
 
 
 class CallerGoneError(Exception):
     """The client closed its connection; there is nobody to answer."""
 
 
+def forwarded(scope: Scope) -> dict[str, str]:
+    """Return the headers that let a node log under the id of the request that it serves."""
+    request_id = request_id_of(scope)
+    return {REQUEST_ID_HEADER: request_id} if request_id else {}
+
+
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client leaves.  The request's body must have been read.
+    """Return the result of ``work``, or cancel it when the client leaves.  The request's body must have been read.
 
     Raises:
         CallerGoneError: the client left first.
@@ -51,31 +57,29 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-class Upload:
-    """The body of a request as a node reads it.
+# -- upload -----------------------------------------------------------------------------------------------------------
+
+
+class _Upload:
+    """The body of a request, to be streamed to a node.
 
     ``failure`` is what ended it early: the client left, or a layer refused the rest of the body.
     """
 
-    def __init__(self, receive: Receive, on_chunk: Callable[[], None] | None = None) -> None:
+    def __init__(self, receive: Receive, on_chunk: Callable[[], None]) -> None:
         self._receive = receive
         self._on_chunk = on_chunk
         self.failure: CallerGoneError | ApiError | None = None
-        self.patience = asyncio.timeout(None)
-        """Runs out when the node takes nothing: the HTTP client's own timeouts begin after the last byte was sent."""
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The pieces of the body; raises `failure`, which breaks the node's request off instead of ending it."""
+        """Yield the chunks of the body; raise `failure`, which aborts the node's request instead of ending it."""
         more = True
         while more:
             message = await self._next()
             more = bool(message.get("more_body", False))
             if message.get("body"):
-                if self._on_chunk is not None:
-                    self._on_chunk()
-                self.patience.reschedule(asyncio.get_running_loop().time() + IDLE_TIMEOUT)
+                self._on_chunk()
                 yield message["body"]
-                self.patience.reschedule(None)
 
     async def _next(self) -> Message:
         try:
@@ -89,51 +93,50 @@ class Upload:
 
 
 async def upload(
-    upstream: Upstream,
+    client: NodeClient,
     node: NodeAddress,
-    make_call: Callable[[Upload], NodeCall],
+    make_call: Callable[[AsyncIterator[bytes]], NodeCall],
     receive: Receive,
-    *,
-    on_chunk: Callable[[], None] | None = None,
+    on_chunk: Callable[[], None],
 ) -> bytes:
-    """The node's answer to a call that carries the request's body.
+    """Send the request's body to the node and return the node's answer.
+
+    Args:
+        client: sends the call.
+        node: receives it.
+        make_call: returns the call that carries the chunks of the body.
+        receive: the request's own.
+        on_chunk: called for each chunk.
 
     Raises:
-        CallerGoneError: the client left before the end of its body; so did the call to the node.
-        ApiError: as `Upstream.ask`, or what a layer refused the body with.
+        CallerGoneError: the client left before the end of its body; the call to the node was aborted as well.
+        ApiError: as `NodeClient.fetch`, or what a layer refused the body with.
     """
-    body = Upload(receive, on_chunk)
-    call = make_call(body)
+    body = _Upload(receive, on_chunk)
     try:
-        async with body.patience, upstream.stream(node, call) as response:
-            return await read_answer(node, call, response)
-    except TimeoutError:
-        raise late(node, call) from None
+        return await client.fetch(node, make_call(body.chunks()))
     except ApiError:
         if body.failure is not None:
             raise body.failure from None
         raise
 
 
+# -- download ---------------------------------------------------------------------------------------------------------
+
+
 async def download(
-    upstream: Upstream,
-    node: NodeAddress,
-    call: NodeCall,
-    receive: Receive,
-    send: Send,
-    *,
-    on_chunk: Callable[[], None] | None = None,
+    client: NodeClient, node: NodeAddress, call: NodeCall, receive: Receive, send: Send, on_chunk: Callable[[], None]
 ) -> None:
-    """Sends the node's answer to the client while it comes.
+    """Send the node's answer to the client as it arrives.
 
     Raises:
-        ApiError: before the first byte, as `Upstream.ask`.
-        StreamBrokenError: after it: the node broke off, or the client took nothing for too long.
+        ApiError: before the first byte, as `NodeClient.stream`.
+        StreamBrokenError: after it: the node broke off, or the client took nothing for `CLIENT_IDLE` seconds.
     """
 
     async def work() -> None:
-        async with upstream.stream(node, call) as response:
-            await _pass_on(node, response, send, on_chunk)
+        async with client.stream(node, call) as answer:
+            await _pass_on(answer, send, on_chunk)
 
     try:
         await while_connected(receive, work())
@@ -141,22 +144,19 @@ async def download(
         return
 
 
-async def _pass_on(
-    node: NodeAddress, response: aiohttp.ClientResponse, send: Send, on_chunk: Callable[[], None] | None
-) -> None:
+async def _pass_on(answer: NodeAnswer, send: Send, on_chunk: Callable[[], None]) -> None:
     headers = [
         (name.lower().encode("latin-1"), value.encode("latin-1", "replace"))
-        for name, value in response.headers.items()
-        if name.lower() in _PASSED
+        for name, value in answer.headers.items()
+        if name.lower() in _PASSED_HEADERS
     ]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
-        async for chunk in response.content.iter_any():
+        async for chunk in answer.chunks():
             await _within_idle(send({"type": "http.response.body", "body": chunk, "more_body": True}))
-            if on_chunk is not None:
-                on_chunk()
-    except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-        raise StreamBrokenError(broken(node, error)) from error
+            on_chunk()
+    except ApiError as error:
+        raise StreamBrokenError(error.message) from error
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -4,5 +4,3 @@ The gateway owns this contract.  Requests are strict (an unknown key, a wrong ty
 names the field); answers read by clients are tolerant (an unknown key is ignored), so that an older client survives
 a newer gateway.
 """
-
-API_VERSION = "v1"

@@ -1,4 +1,8 @@
-"""The files with which a machine becomes a node, as the gateway serves them."""
+"""What gateway and node agent exchange.
+
+Node to gateway: register with a join token, then heartbeat with the node's own credential.  Gateway to node: orders
+about sandboxes, with the control token from the registration.  Before all that, a machine fetches the bundle.
+"""
 
 from typing import Literal
 
@@ -9,34 +13,6 @@ from gateway.wire.exec import ExecRequest
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
-
-SUMS = "SHA256SUMS"
-"""Name of the file that lists all others, in the form that ``sha256sum --check`` reads."""
-INSTALLER = "install.sh"
-"""Name of the script that makes a machine a node out of the other files."""
-
-
-class BundleFile(Answer):
-    """One file of the bundle."""
-
-    file: str
-    sha256: str
-    """Hex."""
-    size: int
-    """Bytes."""
-    python: str | None = None
-    """Python tag of a wheel, such as ``cp311`` or ``py3``; null for other files."""
-
-
-class BundleManifest(Answer):
-    """The exact node agent of this gateway, and everything that it needs."""
-
-    version: str
-    """Of the node agent."""
-    sha256: str
-    """Hex digest of `SUMS`: pins every file."""
-    files: list[BundleFile]
-
 
 NodeRole = Literal["sandbox", "builder", "both"]
 """What a node is for."""
@@ -300,3 +276,33 @@ class NodeHealth(Answer):
     ok: bool
     node_id: str | None
     state: Literal["starting", "ready", "draining"]
+
+
+# -- the bundle that makes a machine a node ----------------------------------------------------------------------------
+
+SUMS = "SHA256SUMS"
+"""Name of the file that lists all others, in the form that ``sha256sum --check`` reads."""
+INSTALLER = "install.sh"
+"""Name of the script that makes a machine a node out of the other files."""
+
+
+class BundleFile(Answer):
+    """One file of the bundle."""
+
+    file: str
+    sha256: str
+    """Hex."""
+    size: int
+    """Bytes."""
+    python: str | None = None
+    """Python tag of a wheel, such as ``cp311`` or ``py3``; null for other files."""
+
+
+class BundleManifest(Answer):
+    """The exact node agent of this gateway, and everything that it needs."""
+
+    version: str
+    """Of the node agent."""
+    sha256: str
+    """Hex digest of `SUMS`: pins every file."""
+    files: list[BundleFile]

@@ -1,10 +1,20 @@
-"""How a gateway says that it is alive and able to serve."""
+"""The service about itself: its version, its health, and the rows of ``sandboxes doctor``."""
 
+import importlib.metadata
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from gateway.wire.base import Answer
+
+DISTRIBUTION: Final = "sandbox-fleet"
+
+
+def installed_version() -> str:
+    """Return the version of the installed distribution; ``unknown`` in a checkout that is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 class GatewayHealth(Answer):
@@ -15,7 +25,7 @@ class GatewayHealth(Answer):
     service: str = "gateway"
     """Always ``gateway``."""
     version: str
-    """Of the gateway."""
+    """Version of the gateway."""
 
 
 class GatewayReadiness(Answer):
@@ -24,11 +34,11 @@ class GatewayReadiness(Answer):
     ok: bool
     """Whether it can serve."""
     problems: list[str] = []
-    """One sentence for each thing that is missing."""
+    """One sentence for each problem."""
 
 
 class Verdict(StrEnum):
-    """``warning`` lets the service run with less; ``error`` does not."""
+    """How serious a finding is: with a ``warning`` the service runs with less, with an ``error`` it does not run."""
 
     OK = "ok"
     WARNING = "warning"
@@ -36,20 +46,13 @@ class Verdict(StrEnum):
 
 
 class Check(Answer):
-    """What was looked at, what was found, and the command that cures it."""
+    """One row of ``sandboxes doctor``; every role contributes its own through an entry point."""
 
     name: str
+    """What was examined."""
     verdict: Verdict
+    """How serious it is."""
     found: str
+    """What was found."""
     cure: str = ""
-
-
-DISTRIBUTION: Final = "sandbox-fleet"
-
-
-def installed_version() -> str:
-    """Version of the installed distribution; ``unknown`` when it runs from a checkout that is not installed."""
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"
+    """The command that cures it; empty where nothing is wrong."""

@@ -21,7 +21,7 @@ from gateway.core.prepared import Prepared, PreparedKind
 from gateway.errors import ApiError
 from gateway.http.app import Gateway, build_app
 from gateway.http.server import Server
-from gateway.node_client import Upstream
+from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
 from gateway.services.ports import NodeAddress, Route
 from gateway.services.tokens import Principal
@@ -456,7 +456,7 @@ def running_edge(**bounds: Any) -> Iterator[Edge]:
     made: list[Gateway] = []
     with running_loop() as loop, contextlib.ExitStack() as stack:
         services.node_url = stack.enter_context(served(loop, plain(node.app())))
-        upstream = Upstream()
+        upstream = NodeClient()
         loop.call(upstream.__aenter__())
         stack.callback(lambda: loop.call(upstream.__aexit__(None, None, None)))
 

@@ -17,7 +17,6 @@ import requests
 
 from gateway import node_client
 from gateway.errors import ApiError
-from gateway.http import proxy
 from gateway.http.routes import exec, sandboxes
 from gateway.node_client import CALL_TIMEOUT, with_wait
 from gateway.wire import limits
@@ -283,7 +282,7 @@ def test_a_stream_from_a_node_that_stands_still_ends_before_its_first_byte(
 
 
 def test_an_upload_to_a_node_that_takes_nothing_ends(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "IDLE_TIMEOUT", 0.25)
+    monkeypatch.setattr(sandboxes, "IDLE_TIMEOUT", 0.25)
     with stands_still() as url:
         edge.services.node_url = url
         body = body_of(call(edge, "PUT", f"{FILES}?path=/x", data=bytes(64 * limits.MIB)))

@@ -1,6 +1,6 @@
 """Exec sessions: start, get, events by long-poll and as a stream, input and signals.
 
-The route to a session is in its id.  Answers of nodes are passed on as they came.
+The route to a session is in its id.  Answers of nodes are passed on unchanged.
 """
 
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from fastapi import Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.proxy import download, while_connected
+from gateway.http.proxy import download, forwarded, while_connected
 from gateway.http.routes.parameters import (
-    Context,
-    Edge,
     EventsQuery,
+    GatewayParts,
+    Parts,
     SandboxPath,
-    SessionName,
+    SessionId,
     SessionPath,
     StreamQuery,
     WaitQuery,
-    edge_in,
     new_router,
+    parse_session_id,
+    parts_of,
     read_query,
-    read_session_id,
 )
-from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment, with_wait
+from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, segment, with_wait
 from gateway.services.ports import Route
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
@@ -36,7 +36,7 @@ from gateway.wire.nodes import ExecOrder
 router = new_router("exec")
 
 JSON = "application/json"
-LOOK_TIMEOUT: Final = 4.0  # for the question whether a start without an answer has happened
+LOOK_TIMEOUT: Final = 4.0  # for asking whether a start without an answer took effect
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/exec", status_code=201, response_model=ExecEvents)
@@ -45,12 +45,12 @@ async def start_exec(
     body: ExecRequest,
     query: Annotated[WaitQuery, Query()],
     request: Request,
-    edge: Context,
+    parts: GatewayParts,
 ) -> Response:
     """Start a process in a running sandbox; a paused one is resumed first.
 
     With `wait_seconds` the answer carries the events so far, so that a quick command costs one round trip.  Not
-    idempotent: when the outcome is not known the error says so and is not retryable.
+    idempotent: an error whose outcome is unknown says so and is not retryable.
     """
     wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
 
@@ -64,102 +64,102 @@ async def start_exec(
             order.model_dump_json().encode(),
             forwarded(request.scope),
             timeout=with_wait(wait, CALL_TIMEOUT - LOOK_TIMEOUT),
-            again=False,
+            repeatable=False,
         )
-        return await while_connected(request.receive, _started(edge, route, call, session_id))
+        return await while_connected(request.receive, _started(parts, route, call, session_id))
 
-    return Response(await edge.services.sandboxes.call(sandbox_id, send), 201, media_type=JSON)
+    return Response(await parts.services.sandboxes.call(sandbox_id, send), 201, media_type=JSON)
 
 
-async def _started(edge: Edge, route: Route, call: NodeCall, session_id: str) -> bytes:
-    """The node's answer to a start; where none came, the node is asked once whether the session is there."""
+async def _started(parts: Parts, route: Route, call: NodeCall, session_id: str) -> bytes:
+    """Return the node's answer to a start; where none came, ask the node once whether it has the session."""
     try:
-        return await edge.upstream.bytes(route.node, call)
+        return await parts.node_client.fetch(route.node, call)
     except ApiError as error:
         if error.retryable or error.code not in {ErrorCode.NODE_UNREACHABLE, ErrorCode.TIMEOUT}:
             raise
         path = f"/v1/exec/{segment(session_id)}/events"
         look = NodeCall("GET", path, headers=call.headers, timeout=LOOK_TIMEOUT)
         try:
-            return await edge.upstream.bytes(route.node, look)
+            return await parts.node_client.fetch(route.node, look)
         except ApiError as second:
-            # "Not there" proves nothing: the order may still be on its way in.  The first error tells the truth.
+            # "Not found" proves nothing: the order may still arrive.  The first error stands.
             if second.code is not ErrorCode.TIMEOUT:
                 raise error from None
-            silent = f"{error.message}; asked for the session, it was silent for {LOOK_TIMEOUT:g} s more"
+            silent = f"{error.message}; asked for the session, it gave no answer for {LOOK_TIMEOUT:g} s more"
             raise ApiError(error.code, silent, retryable=False) from None
 
 
 @router.get("/v1/exec/{session_id}", response_model=ExecEnvelope)
-async def get_exec(session: SessionPath, request: Request, edge: Context) -> Response:
-    """Get a session; it can be read for a while after its end."""
-    return await _ask(edge, request, session, "")
+async def get_exec(session: SessionPath, request: Request, parts: GatewayParts) -> Response:
+    """Get a session; it can be read for an hour after its end."""
+    return await _ask(parts, request, session, "")
 
 
 @router.get("/v1/exec/{session_id}/events", response_model=ExecEvents)
 async def exec_events(
-    session: SessionPath, query: Annotated[EventsQuery, Query()], request: Request, edge: Context
+    session: SessionPath, query: Annotated[EventsQuery, Query()], request: Request, parts: GatewayParts
 ) -> Response:
     """Read events, in order and without gaps; waits while there are none and the session runs."""
     wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
     limit = min(query.limit, limits.MAX_EVENTS_PER_READ)
     return await _ask(
-        edge, request, session, "/events", {"after": query.after, "limit": limit, "wait_seconds": wait}, wait
+        parts, request, session, "/events", {"after": query.after, "limit": limit, "wait_seconds": wait}, wait
     )
 
 
 @router.post("/v1/exec/{session_id}/stdin", response_model=ExecEnvelope)
-async def write_stdin(session: SessionPath, body: StdinRequest, request: Request, edge: Context) -> Response:
-    """Write input.  After the end of the process it is thrown away, and that is no error."""
-    return await _order(edge, request, session, "/stdin", body.model_dump_json(exclude_none=True).encode())
+async def write_stdin(session: SessionPath, body: StdinRequest, request: Request, parts: GatewayParts) -> Response:
+    """Write input.  Input after the end of the process is discarded, which is not an error."""
+    return await _order(parts, request, session, "/stdin", body.model_dump_json(exclude_none=True).encode())
 
 
 @router.post("/v1/exec/{session_id}/close-stdin", response_model=ExecEnvelope)
-async def close_stdin(session: SessionPath, request: Request, edge: Context) -> Response:
+async def close_stdin(session: SessionPath, request: Request, parts: GatewayParts) -> Response:
     """End the input.  Idempotent."""
-    return await _order(edge, request, session, "/close-stdin", None)
+    return await _order(parts, request, session, "/close-stdin", None)
 
 
 @router.post("/v1/exec/{session_id}/signal", response_model=ExecEnvelope)
-async def signal_exec(session: SessionPath, body: SignalRequest, request: Request, edge: Context) -> Response:
+async def signal_exec(session: SessionPath, body: SignalRequest, request: Request, parts: GatewayParts) -> Response:
     """Send a signal to the process group of a session.  After its end it does nothing."""
-    return await _order(edge, request, session, "/signal", body.model_dump_json().encode())
+    return await _order(parts, request, session, "/signal", body.model_dump_json().encode())
 
 
 async def _ask(
-    edge: Edge,
+    parts: Parts,
     request: Request,
-    session: SessionName,
+    session: SessionId,
     what: str,
     query: Mapping[str, str | int | float] | None = None,
     wait: float = 0.0,
 ) -> Response:
-    """Reads from a session; its sandbox may have ended, and a paused one stays paused."""
-    path = f"/v1/exec/{segment(session.session_id)}{what}"
+    """Read from a session; its sandbox may have ended, and a paused one stays paused."""
+    path = f"/v1/exec/{segment(session.text)}{what}"
     call = NodeCall("GET", path, query, headers=forwarded(request.scope), timeout=with_wait(wait))
 
     async def send(route: Route) -> bytes:
-        return await while_connected(request.receive, edge.upstream.bytes(route.node, call))
+        return await while_connected(request.receive, parts.node_client.fetch(route.node, call))
 
-    sandboxes = edge.services.sandboxes
+    sandboxes = parts.services.sandboxes
     content = await sandboxes.call(session.sandbox_id, send, generation=session.generation, running=False)
     return Response(content, media_type=JSON)
 
 
-async def _order(edge: Edge, request: Request, session: SessionName, what: str, body: bytes | None) -> Response:
-    """Changes a session: input twice or a signal twice is not the same as once, so nothing is sent again."""
-    path = f"/v1/exec/{segment(session.session_id)}{what}"
+async def _order(parts: Parts, request: Request, session: SessionId, what: str, body: bytes | None) -> Response:
+    """Change a session: input or a signal sent twice differs from once, so nothing is sent again."""
+    path = f"/v1/exec/{segment(session.text)}{what}"
     # The node itself waits for room in the process's input.
     timeout = with_wait(limits.MAX_LONG_POLL if what == "/stdin" else 0.0)
-    again = what == "/close-stdin"
-    call = NodeCall("POST", path, body=body, headers=forwarded(request.scope), timeout=timeout, again=again)
+    repeatable = what == "/close-stdin"
+    call = NodeCall("POST", path, body=body, headers=forwarded(request.scope), timeout=timeout, repeatable=repeatable)
 
     async def send(route: Route) -> bytes:
-        return await edge.upstream.bytes(route.node, call)
+        return await parts.node_client.fetch(route.node, call)
 
-    sandboxes = edge.services.sandboxes
+    sandboxes = parts.services.sandboxes
     try:
-        # A paused sandbox is resumed; one that ended still has its sessions.
+        # A paused sandbox is resumed; one that has ended still has its sessions.
         content = await sandboxes.call(session.sandbox_id, send, generation=session.generation)
     except ApiError as error:
         if error.code is not ErrorCode.SANDBOX_NOT_RUNNING:
@@ -169,22 +169,22 @@ async def _order(edge: Edge, request: Request, session: SessionName, what: str, 
 
 
 class ExecStream:
-    """``GET /v1/exec/{session_id}/stream``: the events as NDJSON until the end, as a raw route."""
+    """Serve ``GET /v1/exec/{session_id}/stream``: the events as NDJSON until the end.  A raw route."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        edge = edge_in(scope)
-        session = read_session_id(scope["path_params"]["session_id"])
+        parts = parts_of(scope)
+        session = parse_session_id(scope["path_params"]["session_id"])
         query = read_query(scope, StreamQuery)
-        sandboxes = edge.services.sandboxes
+        sandboxes = parts.services.sandboxes
         route = await sandboxes.route(session.sandbox_id, generation=session.generation, running=False)
-        path = f"/v1/exec/{segment(session.session_id)}/stream"
+        path = f"/v1/exec/{segment(session.text)}/stream"
         after, headers = {"after": query.after}, forwarded(scope)
         call = NodeCall("GET", path, after, headers=headers, timeout=IDLE_TIMEOUT, begin=CALL_TIMEOUT)
         await download(
-            edge.upstream,
+            parts.node_client,
             route.node,
             call,
             receive,
             send,
-            on_chunk=lambda: sandboxes.touch(session.sandbox_id),
+            lambda: sandboxes.touch(session.sandbox_id),
         )

@@ -1,4 +1,4 @@
-"""Nodes: join tokens, registration, heartbeats, list, drain and removal."""
+"""Nodes: join tokens, registration, heartbeats, list, drain, removal, and the bundle that makes a machine a node."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from fastapi import Query, Request
 from fastapi.responses import FileResponse
 
 from gateway.http.auth import JOIN_TOKEN
-from gateway.http.routes.parameters import Context, NodePath, RemoveNodeQuery, new_router
+from gateway.http.routes.parameters import GatewayParts, NodePath, RemoveNodeQuery, new_router
 from gateway.wire.nodes import (
     BundleManifest,
     DrainRequest,
@@ -20,55 +20,55 @@ from gateway.wire.nodes import (
     RegisterRequest,
 )
 
-router = new_router("nodes")
+nodes = new_router("nodes")
+bundle = new_router("bundle")
 
 
-@router.post("/v1/nodes/join-tokens", status_code=201)
-async def make_join_token(body: JoinTokenRequest, edge: Context) -> JoinToken:
+@nodes.post("/v1/nodes/join-tokens", status_code=201)
+async def make_join_token(body: JoinTokenRequest, parts: GatewayParts) -> JoinToken:
     """Make a token with which one instance may register once."""
-    return await edge.services.nodes.make_join_token(body)
+    return await parts.services.nodes.make_join_token(body)
 
 
-@router.post("/v1/nodes/register", status_code=201)
-async def register_node(body: RegisterRequest, request: Request, edge: Context) -> RegisterAnswer:
-    """Introduce a node; the join token is used up, and both credentials are told once."""
-    return await edge.services.nodes.register(request.scope["state"][JOIN_TOKEN], body)
+@nodes.post("/v1/nodes/register", status_code=201)
+async def register_node(body: RegisterRequest, request: Request, parts: GatewayParts) -> RegisterAnswer:
+    """Register a node; this uses up the join token, and only this answer carries both credentials."""
+    return await parts.services.nodes.register(request.scope["state"][JOIN_TOKEN], body)
 
 
-@router.post("/v1/nodes/{node_id}/heartbeat")
-async def heartbeat(node_id: NodePath, body: Heartbeat, edge: Context) -> HeartbeatAnswer:
-    """Tell the complete truth of one node; the answer says what it shall remove."""
-    return await edge.services.nodes.heartbeat(node_id, body)
+@nodes.post("/v1/nodes/{node_id}/heartbeat")
+async def heartbeat(node_id: NodePath, body: Heartbeat, parts: GatewayParts) -> HeartbeatAnswer:
+    """Report the complete inventory of one node; the answer lists what the node must remove."""
+    return await parts.services.nodes.heartbeat(node_id, body)
 
 
-@router.get("/v1/nodes")
-async def list_nodes(edge: Context) -> NodeList:
+@nodes.get("/v1/nodes")
+async def list_nodes(parts: GatewayParts) -> NodeList:
     """List all nodes that are not gone."""
-    return await edge.services.nodes.all()
+    return await parts.services.nodes.all()
 
 
-@router.post("/v1/nodes/{node_id}/drain")
-async def drain_node(node_id: NodePath, edge: Context, body: DrainRequest | None = None) -> NodeEnvelope:
-    """Close a node for new sandboxes, or open it again; what runs there goes on."""
-    return await edge.services.nodes.drain(node_id, (body or DrainRequest()).draining)
+@nodes.post("/v1/nodes/{node_id}/drain")
+async def drain_node(node_id: NodePath, parts: GatewayParts, body: DrainRequest | None = None) -> NodeEnvelope:
+    """Close a node to new sandboxes, or open it again; what runs there keeps running."""
+    return await parts.services.nodes.drain(node_id, (body or DrainRequest()).draining)
 
 
-@router.delete("/v1/nodes/{node_id}")
-async def remove_node(node_id: NodePath, query: Annotated[RemoveNodeQuery, Query()], edge: Context) -> NodeEnvelope:
-    """Forget a node that holds nothing, or whose machine is no more; what it held then is lost."""
-    return await edge.services.nodes.remove(node_id, machine_gone=query.machine_gone)
+@nodes.delete("/v1/nodes/{node_id}")
+async def remove_node(
+    node_id: NodePath, query: Annotated[RemoveNodeQuery, Query()], parts: GatewayParts
+) -> NodeEnvelope:
+    """Remove a node that holds nothing, or whose machine no longer exists; what such a node held is lost."""
+    return await parts.services.nodes.remove(node_id, machine_gone=query.machine_gone)
 
 
-router = new_router("bundle")
+@bundle.get("/v1/bundle/manifest")
+async def bundle_manifest(parts: GatewayParts) -> BundleManifest:
+    """Get the list of files that a machine needs to become a node, with their digests."""
+    return await parts.services.bundle.manifest()
 
 
-@router.get("/v1/bundle/manifest")
-async def bundle_manifest(edge: Context) -> BundleManifest:
-    """What a machine needs to become a node, with the digest of each file."""
-    return await edge.services.bundle.manifest()
-
-
-@router.get("/v1/bundle/{file_name}", response_class=FileResponse)
-async def bundle_file(file_name: str, edge: Context) -> FileResponse:
+@bundle.get("/v1/bundle/{file_name}", response_class=FileResponse)
+async def bundle_file(file_name: str, parts: GatewayParts) -> FileResponse:
     """Get one file of the bundle, such as `SHA256SUMS`, `install.sh` or a wheel, as raw bytes."""
-    return FileResponse(await edge.services.bundle.path(file_name), media_type="application/octet-stream")
+    return FileResponse(await parts.services.bundle.path(file_name), media_type="application/octet-stream")

@@ -1,4 +1,7 @@
-"""What every route has at hand, and the names in its path."""
+"""What a route takes from a request: the gateway's parts, the ids in its path, and its query string.
+
+Query strings are models: unknown keys and wrong values are refused as in bodies.
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,36 +14,19 @@ from starlette.types import Scope
 
 from gateway.errors import ApiError
 from gateway.http.responses import from_validation, invalid_request
-from gateway.node_client import Upstream
+from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
-from gateway.wire import limits
-from gateway.wire.base import Request
+from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
 
-_SESSION: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
-
-
-@dataclass(frozen=True)
-class Edge:
-    """What the routes work with."""
-
-    services: Services
-    upstream: Upstream
-    version: str
-
-
-@dataclass(frozen=True)
-class SessionName:
-    """A session id, read: the route to an exec is in its name."""
-
-    session_id: str
-    generation: int
-    sandbox_id: str
+MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
+MAX_INTEGER: Final = 2**53  # what JSON numbers hold exactly everywhere
+_SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
 
 
 def new_router(tag: str) -> APIRouter:
-    """A router whose routes are documented with the one shape of errors, and named by their functions."""
+    """Return a router whose routes are documented with the one shape of errors and named after their functions."""
     return APIRouter(
         tags=[tag],
         responses={"default": {"model": ErrorBody, "description": "Refused"}},
@@ -48,101 +34,122 @@ def new_router(tag: str) -> APIRouter:
     )
 
 
-def edge_in(scope: Scope) -> Edge:
-    """The `Edge` of the application that serves a request."""
-    edge = scope["app"].state.edge
-    if not isinstance(edge, Edge):
-        raise TypeError(f"the application's edge is {type(edge).__name__}")
-    return edge
+# -- parts of the gateway ---------------------------------------------------------------------------------------------
 
 
-async def _edge(request: Request) -> Edge:
-    return edge_in(request.scope)
+@dataclass(frozen=True)
+class Parts:
+    """What the routes work with."""
+
+    services: Services
+    node_client: NodeClient
+    version: str
+
+
+def parts_of(scope: Scope) -> Parts:
+    """Return the `Parts` of the application that serves a request."""
+    parts = scope["app"].state.parts
+    if not isinstance(parts, Parts):
+        raise TypeError(f"the application's parts are {type(parts).__name__}")
+    return parts
+
+
+async def _parts(request: Request) -> Parts:
+    return parts_of(request.scope)
+
+
+GatewayParts = Annotated[Parts, Depends(_parts)]
+
+# -- ids in paths -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SessionId:
+    """A parsed session id: the route to an exec is in its name."""
+
+    text: str
+    generation: int
+    sandbox_id: str
 
 
 def is_id(text: str) -> bool:
-    """Whether ``text`` can be the id of anything at all."""
+    """Return whether ``text`` can be the id of anything at all."""
     return re.fullmatch(limits.ID_PATTERN, text) is not None
 
 
-def require_sandbox_id(text: str) -> str:
-    """``text``, if a sandbox can have that id.
+def _checked_id(text: str, code: ErrorCode, kind: str) -> str:
+    if not is_id(text):
+        raise ApiError(code, f"no {kind} can have the id {text[:100]!r}")
+    return text
+
+
+def parse_sandbox_id(text: str) -> str:
+    """Return ``text`` if a sandbox can have that id.
 
     Raises:
         ApiError: ``SANDBOX_NOT_FOUND``.
     """
-    if not is_id(text):
-        raise ApiError(ErrorCode.SANDBOX_NOT_FOUND, f"no sandbox can have the id {text[:100]!r}")
-    return text
+    return _checked_id(text, ErrorCode.SANDBOX_NOT_FOUND, "sandbox")
 
 
-def read_session_id(text: str) -> SessionName:
-    """The parts of a session id.
+def parse_session_id(text: str) -> SessionId:
+    """Return the parts of a session id.
 
     Raises:
-        ApiError: ``EXEC_NOT_FOUND``: it is not the name of a session.
+        ApiError: ``EXEC_NOT_FOUND``: no session can have that id.
     """
-    found = _SESSION.fullmatch(text)
+    found = _SESSION_ID.fullmatch(text)
     if found is None or not is_id(found[2]):
         raise ApiError(
             ErrorCode.EXEC_NOT_FOUND,
             f"{text[:150]!r} is no id of an exec session: those have the form exec-<32 hex>.<generation>.<sandbox>",
         )
-    return SessionName(text, int(found[1]), found[2])
+    return SessionId(text, int(found[1]), found[2])
 
 
 async def _sandbox_id(sandbox_id: str) -> str:
-    return require_sandbox_id(sandbox_id)
+    return parse_sandbox_id(sandbox_id)
+
+
+async def _session_id(session_id: str) -> SessionId:
+    return parse_session_id(session_id)
 
 
 async def _node_id(node_id: str) -> str:
-    if not is_id(node_id):
-        raise ApiError(ErrorCode.NODE_NOT_FOUND, f"no node can have the id {node_id[:100]!r}")
-    return node_id
+    return _checked_id(node_id, ErrorCode.NODE_NOT_FOUND, "node")
 
 
 async def _token_id(token_id: str) -> str:
-    if not is_id(token_id):
-        raise ApiError(ErrorCode.NOT_FOUND, f"no token can have the id {token_id[:100]!r}")
-    return token_id
+    return _checked_id(token_id, ErrorCode.NOT_FOUND, "token")
 
 
 async def _prepare_id(prepare_id: str) -> str:
-    if not is_id(prepare_id):
-        raise ApiError(ErrorCode.NOT_FOUND, f"nothing prepared can have the id {prepare_id[:100]!r}")
-    return prepare_id
+    return _checked_id(prepare_id, ErrorCode.NOT_FOUND, "prepared capacity")
 
 
-async def _session(session_id: str) -> SessionName:
-    return read_session_id(session_id)
-
-
-Context = Annotated[Edge, Depends(_edge)]
 SandboxPath = Annotated[str, Depends(_sandbox_id)]
+SessionPath = Annotated[SessionId, Depends(_session_id)]
 NodePath = Annotated[str, Depends(_node_id)]
 TokenPath = Annotated[str, Depends(_token_id)]
 PreparePath = Annotated[str, Depends(_prepare_id)]
-SessionPath = Annotated[SessionName, Depends(_session)]
 
-
-MAX_QUERY_FIELDS = 2 * limits.MAX_LABELS
-MAX_INTEGER = 2**53  # what JSON numbers hold exactly everywhere
+# -- query strings ----------------------------------------------------------------------------------------------------
 
 Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Query(Request):
-    """A query string; its values come as text."""
+class QueryModel(base.Request):
+    """A query string, whose values arrive as text."""
 
     model_config = ConfigDict(strict=False)
 
 
-class ListQuery(Query):
-    """Which page of which sandboxes."""
+class ListQuery(QueryModel):
+    """Which sandboxes, and which page of them."""
 
     label: list[str] = Field(default=[], max_length=limits.MAX_LABELS)
-    """``key=value``; repeated, a sandbox must carry them all."""
+    """``key=value``; repeated, a sandbox must carry all of them."""
     state: SandboxState | None = None
     limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
     cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
@@ -163,14 +170,14 @@ class ListQuery(Query):
         return dict(text.split("=", 1) for text in self.label)
 
 
-class WaitQuery(Query):
+class WaitQuery(QueryModel):
     """How long to wait for the end of a quick command."""
 
     wait_seconds: Wait = 0.0
     """Seconds, cut to `limits.MAX_LONG_POLL`; 0 answers as soon as the process runs."""
 
 
-class EventsQuery(Query):
+class EventsQuery(QueryModel):
     """Which events of a session, and how long to wait while there are none."""
 
     after: Count = 0
@@ -181,28 +188,28 @@ class EventsQuery(Query):
     """Seconds, cut to `limits.MAX_LONG_POLL`."""
 
 
-class StreamQuery(Query):
+class StreamQuery(QueryModel):
     """Where the stream of a session begins."""
 
     after: Count = 0
 
 
-class RemoveNodeQuery(Query):
-    """What is known of the node's machine."""
+class RemoveNodeQuery(QueryModel):
+    """What is known about the node's machine."""
 
     machine_gone: bool = False
-    """The cloud has proved that the machine is no more; with its silence that is enough, whatever it held."""
+    """The provider has proved that the machine no longer exists; once the node is silent, what it held is lost."""
 
 
-class LogQuery(Query):
-    """Which piece of which output."""
+class LogQuery(QueryModel):
+    """Which output, and which part of it."""
 
     stream: Literal["stdout", "stderr"] = "stdout"
     offset: Count = 0
     limit: int = Field(default=limits.MAX_LOG_CHUNK, ge=1, le=limits.MAX_LOG_CHUNK)
 
 
-class FileQuery(Query):
+class FileQuery(QueryModel):
     """Which file."""
 
     path: str = Field(min_length=1)
@@ -216,11 +223,11 @@ class FileQuery(Query):
         return value
 
 
-Model = TypeVar("Model", bound=Query)
+Model = TypeVar("Model", bound=QueryModel)
 
 
 def read_query(scope: Scope, model: type[Model]) -> Model:
-    """The query string of a raw request.
+    """Return the query string of a raw request as a model.
 
     Raises:
         ApiError: ``INVALID_REQUEST`` that names each field.

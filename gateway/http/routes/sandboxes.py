@@ -1,27 +1,30 @@
-"""Sandboxes: create, find, list, delete, pause, resume, restart; their output and their use of resources."""
+"""Sandboxes: create, find, list, delete, pause, resume, restart; their output, use of resources and files.
 
+Files are raw routes, streamed in both directions: nothing here holds a whole file.
+"""
+
+from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
 from fastapi import Query, Request, Response
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.proxy import Upload, download, upload, while_connected
+from gateway.http.proxy import download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
-    Context,
-    Edge,
     FileQuery,
+    GatewayParts,
     ListQuery,
     LogQuery,
+    Parts,
     SandboxPath,
-    edge_in,
     new_router,
+    parse_sandbox_id,
+    parts_of,
     read_query,
-    require_sandbox_id,
 )
-from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, forwarded, segment
+from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, segment
 from gateway.services.ports import Route
 from gateway.wire import limits
 from gateway.wire.sandboxes import (
@@ -40,39 +43,39 @@ router = new_router("sandboxes")
 
 
 @router.post("/v1/sandboxes", status_code=201, responses={200: {"model": SandboxEnvelope, "description": "Was there"}})
-async def create_sandbox(spec: SandboxSpec, response: Response, edge: Context) -> SandboxEnvelope:
+async def create_sandbox(spec: SandboxSpec, response: Response, parts: GatewayParts) -> SandboxEnvelope:
     """Create a sandbox; answers when it runs.
 
     Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
-    takes long goes on behind its retryable answer.  Without an `id` the service makes one, and a create that is refused
-    leaves nothing.
+    takes long continues after its retryable answer.  Without an `id` the service generates one, and a refused create
+    leaves nothing behind.
     """
-    envelope = await _created(edge, spec)
+    envelope = await _created(parts, spec)
     if envelope.recovered:
         response.status_code = 200
     return envelope
 
 
-async def _created(edge: Edge, spec: SandboxSpec) -> SandboxEnvelope:
-    sandboxes = edge.services.sandboxes
+async def _created(parts: Parts, spec: SandboxSpec) -> SandboxEnvelope:
+    sandboxes = parts.services.sandboxes
     try:
         return await sandboxes.create(spec)
     except ApiError:
         if "id" not in spec.model_fields_set:
-            # The same body sent again gets another id, so nobody would ever ask for what goes on behind this refusal.
+            # The same body sent again gets another id, so nobody would ever claim what continues after this refusal.
             await sandboxes.delete(spec.id)
         raise
 
 
 @router.get("/v1/sandboxes", response_model=SandboxList)
-async def list_sandboxes(query: Annotated[ListQuery, Query()], edge: Context) -> Response:
-    """List sandboxes, oldest first, page by page.  Deleted ones only where `state` asks for them.
+async def list_sandboxes(query: Annotated[ListQuery, Query()], parts: GatewayParts) -> Response:
+    """List sandboxes, oldest first, page by page; deleted ones only when `state` asks for them.
 
-    A page may hold fewer than `limit` where the specs are large.
+    A page may hold fewer than `limit` when the specs are large.
     """
     limit = query.limit
     while True:
-        page = await edge.services.sandboxes.page(
+        page = await parts.services.sandboxes.page(
             labels=query.labels or None, state=query.state, limit=limit, cursor=query.cursor
         )
         content = page.model_dump_json()
@@ -82,102 +85,101 @@ async def list_sandboxes(query: Annotated[ListQuery, Query()], edge: Context) ->
 
 
 @router.get("/v1/sandboxes/{sandbox_id}")
-async def get_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
-    """Get one sandbox; one that was deleted within the last day is still told, with its reason."""
-    return SandboxEnvelope(sandbox=await edge.services.sandboxes.get(sandbox_id))
+async def get_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
+    """Get one sandbox; one that was deleted within the last day is still returned, with its reason."""
+    return SandboxEnvelope(sandbox=await parts.services.sandboxes.get(sandbox_id))
 
 
 @router.delete(
     "/v1/sandboxes/{sandbox_id}",
     responses={202: {"model": DeleteAnswer, "description": "The node has yet to confirm"}},
 )
-async def delete_sandbox(sandbox_id: SandboxPath, response: Response, edge: Context) -> DeleteAnswer:
-    """Delete a sandbox, in every state.  An id that is not there is fine too."""
-    record = await edge.services.sandboxes.delete(sandbox_id)
+async def delete_sandbox(sandbox_id: SandboxPath, response: Response, parts: GatewayParts) -> DeleteAnswer:
+    """Delete a sandbox, in any state.  An unknown id is not an error."""
+    record = await parts.services.sandboxes.delete(sandbox_id)
     if record is not None and record.state is SandboxState.DELETING:
         response.status_code = 202
     return DeleteAnswer(deleted=record if record is not None else False)
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/pause")
-async def pause_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
+async def pause_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
     """Freeze all processes of a sandbox.  Idempotent."""
-    return SandboxEnvelope(sandbox=await edge.services.sandboxes.pause(sandbox_id))
+    return SandboxEnvelope(sandbox=await parts.services.sandboxes.pause(sandbox_id))
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/resume")
-async def resume_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
-    """Let a paused sandbox go on.  Idempotent; an exec or a file does it by itself."""
-    return SandboxEnvelope(sandbox=await edge.services.sandboxes.resume(sandbox_id))
+async def resume_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
+    """Thaw a paused sandbox.  Idempotent; an exec or a file transfer does it implicitly."""
+    return SandboxEnvelope(sandbox=await parts.services.sandboxes.resume(sandbox_id))
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/restart")
-async def restart_sandbox(sandbox_id: SandboxPath, edge: Context) -> SandboxEnvelope:
+async def restart_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
     """Start a new generation of a sandbox with the same workspace."""
-    return SandboxEnvelope(sandbox=await edge.services.sandboxes.restart(sandbox_id))
+    return SandboxEnvelope(sandbox=await parts.services.sandboxes.restart(sandbox_id))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/logs", response_model=LogChunk)
 async def sandbox_logs(
-    sandbox_id: SandboxPath, query: Annotated[LogQuery, Query()], request: Request, edge: Context
+    sandbox_id: SandboxPath, query: Annotated[LogQuery, Query()], request: Request, parts: GatewayParts
 ) -> Response:
-    """Read a piece of the first process's output, while it runs and after."""
-    return await _from_node(edge, request, sandbox_id, "logs", query.model_dump())
+    """Read a part of the first process's output, while it runs and afterwards."""
+    return await _from_node(parts, request, sandbox_id, "logs", query.model_dump())
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/usage", response_model=Usage)
-async def sandbox_usage(sandbox_id: SandboxPath, request: Request, edge: Context) -> Response:
-    """What the sandbox uses now.  A paused one stays paused."""
-    return await _from_node(edge, request, sandbox_id, "usage", {})
+async def sandbox_usage(sandbox_id: SandboxPath, request: Request, parts: GatewayParts) -> Response:
+    """Get the current resource use of a sandbox.  A paused one stays paused."""
+    return await _from_node(parts, request, sandbox_id, "usage", {})
 
 
 async def _from_node(
-    edge: Edge, request: Request, sandbox_id: str, what: str, query: dict[str, str | int | float]
+    parts: Parts, request: Request, sandbox_id: str, what: str, query: dict[str, str | int | float]
 ) -> Response:
-    route = await edge.services.sandboxes.route(sandbox_id, running=False)
+    route = await parts.services.sandboxes.route(sandbox_id, running=False)
     path = f"/v1/sandboxes/{segment(sandbox_id)}/{what}"
     call = NodeCall("GET", path, {**query, "generation": route.generation}, headers=forwarded(request.scope))
-    content = await while_connected(request.receive, edge.upstream.bytes(route.node, call))
+    content = await while_connected(request.receive, parts.node_client.fetch(route.node, call))
     return Response(content, media_type="application/json")
 
 
 class Files:
-    """``PUT`` and ``GET /v1/sandboxes/{sandbox_id}/files?path=``; a paused sandbox is resumed first."""
+    """Serve ``PUT`` and ``GET /v1/sandboxes/{sandbox_id}/files?path=``; a paused sandbox is resumed first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        edge = edge_in(scope)
-        sandbox_id = require_sandbox_id(scope["path_params"]["sandbox_id"])
+        parts = parts_of(scope)
+        sandbox_id = parse_sandbox_id(scope["path_params"]["sandbox_id"])
         path = read_query(scope, FileQuery).path
-        route = await edge.services.sandboxes.route(sandbox_id)
+        route = await parts.services.sandboxes.route(sandbox_id)
 
         def touch() -> None:
-            edge.services.sandboxes.touch(sandbox_id)
+            parts.services.sandboxes.touch(sandbox_id)
 
         if scope["method"] == "GET":
-            call = _call("GET", scope, route, path)
-            await download(edge.upstream, route.node, call, receive, send, on_chunk=touch)
+            await download(parts.node_client, route.node, _file_get(scope, route, path), receive, send, touch)
             return
 
-        def put(body: Upload) -> NodeCall:
-            return _call("PUT", scope, route, path, body)
+        def put(chunks: AsyncIterator[bytes]) -> NodeCall:
+            return _file_put(scope, route, path, chunks)
 
-        answer = await upload(edge.upstream, route.node, put, receive, on_chunk=touch)
+        answer = await upload(parts.node_client, route.node, put, receive, touch)
         await Response(answer, media_type="application/json")(scope, receive, send)
 
 
-def _call(method: str, scope: Scope, route: Route, path: str, body: Upload | None = None) -> NodeCall:
-    headers = forwarded(scope)
-    if body is not None:
-        headers["Content-Type"] = "application/octet-stream"
-        length = Headers(scope=scope).get("content-length")
-        if length is not None:
-            headers["Content-Length"] = length
-    return NodeCall(
-        method,
-        f"/v1/sandboxes/{segment(route.sandbox_id)}/files",
-        {"path": path, "generation": route.generation},
-        body.chunks() if body is not None else None,
-        headers,
-        timeout=IDLE_TIMEOUT,
-        begin=CALL_TIMEOUT if body is None else None,
-    )
+def _file_get(scope: Scope, route: Route, path: str) -> NodeCall:
+    url, query = _file_in(route, path)
+    return NodeCall("GET", url, query, headers=forwarded(scope), timeout=IDLE_TIMEOUT, begin=CALL_TIMEOUT)
+
+
+def _file_put(scope: Scope, route: Route, path: str, chunks: AsyncIterator[bytes]) -> NodeCall:
+    url, query = _file_in(route, path)
+    headers = {**forwarded(scope), "Content-Type": "application/octet-stream"}
+    length = Headers(scope=scope).get("content-length")
+    if length is not None:
+        headers["Content-Length"] = length
+    return NodeCall("PUT", url, query, chunks, headers, timeout=IDLE_TIMEOUT)
+
+
+def _file_in(route: Route, path: str) -> tuple[str, dict[str, str | int | float]]:
+    return f"/v1/sandboxes/{segment(route.sandbox_id)}/files", {"path": path, "generation": route.generation}
