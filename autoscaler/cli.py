@@ -93,7 +93,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
     typer.echo(f"running: {owner or 'no'}")
     rows = [(i.name, i.pool, i.state.value, describe.time(i.changed_at), str(i.offer), i.detail) for i in intents]
     _show(("instance", "pool", "state", "since", "offer", "detail"), rows, "no instances")
-    _show(("held back", "until", "reason"), [(each.key, describe.time(each.until), each.reason) for each in held])
+    _show(("held back", "until", "reason"), [(str(each.key), describe.time(each.until), each.reason) for each in held])
 
 
 @app.command()

@@ -158,7 +158,7 @@ class Creator:
             return self._refused(intent, error)
         found = "it was there already" if instance.adopted else "the provider makes it"
         self._move(intent, S.BOOTING, found, instance_id=instance.id)
-        self._journal.release(backoff.keys(intent.provider, intent.pool, intent.offer)[:-1])
+        self._journal.release(backoff.offer_keys(intent.provider, intent.offer))
         return None
 
     def _is_there(self, provider: ComputeProvider, intent: Intent, again_at: float) -> bool:
@@ -213,7 +213,7 @@ class Creator:
         if error.kind is ErrorKind.DEPRECATED:
             least = max(least, backoff.DEPRECATED_SECONDS)
         known = self._journal.backoffs().get(key)
-        bounds, now = backoff.bounds_of(error, key, intent.provider), self._clock.now()
+        bounds, now = backoff.bounds_of(error, key), self._clock.now()
         held = backoff.grown(
             known, key, bounds=bounds, now=now, reason=words, least=least, chance=self._chances.jitter()
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.clock import Clock, ClockGuard
-from autoscaler.core.model import FleetPolicy, World
+from autoscaler.core.model import FleetPolicy, RefusalKind, World
 from autoscaler.core.offers import expected_shape
 from autoscaler.core.states import IntentState
 from autoscaler.executor import Executor, Preparation
@@ -280,8 +280,8 @@ class Simulation:
     def _note(self, report: Report, tick: float) -> None:
         """Keeps what has stood in the way of those who wait."""
         if self._gateway.tally.waiting:
-            subjects = [wait for wait in report.plan.waits if wait.subject.startswith(("pool ", "demand"))]
-            reasons = {f"{wait.subject}: {_NUMBER.sub('#', wait.reason)}" for wait in subjects}
+            refused = [wait for wait in report.plan.waits if isinstance(wait.kind, RefusalKind)]
+            reasons = {f"{wait.subject}: {_NUMBER.sub('#', wait.reason)}" for wait in refused}
             self._held.update(dict.fromkeys(reasons, tick))
 
     def _sample(self) -> None:

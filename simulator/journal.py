@@ -10,7 +10,7 @@ from decimal import Decimal
 
 from autoscaler.core import backoff, cost
 from autoscaler.core.findings import extended, moved, started
-from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
+from autoscaler.core.model import Adopt, BackOff, BackOffKey, Extended, Finding, Intent, Learn, LessonKey, Move, Started
 from autoscaler.core.states import IntentState, next_state
 from autoscaler.store.journal import EVENTS_KEPT, Event, Journal
 from gateway.wire.resources import Shape
@@ -26,7 +26,7 @@ class MemoryJournal(Journal):
         self._open: dict[str, Intent] = {}
         self._gone: deque[str] = deque(maxlen=GONE_KEPT)
         self._last_gone: dict[str, Intent] = {}
-        self._backoffs: dict[str, BackOff] = {}
+        self._backoffs: dict[BackOffKey, BackOff] = {}
         self._learned: dict[LessonKey, Shape] = {}
         self._euros: dict[tuple[str, str], Decimal] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
@@ -91,14 +91,14 @@ class MemoryJournal(Journal):
                     self._learned[finding.key] = finding.shape
                     self._tell(now, f"{finding.pool}/{finding.type}", "learned", finding.shape.model_dump_json())
 
-    def backoffs(self) -> dict[str, BackOff]:
+    def backoffs(self) -> dict[BackOffKey, BackOff]:
         return dict(self._backoffs)
 
     def hold_back(self, held: BackOff) -> None:
         self._backoffs[held.key] = held
-        self._tell(held.failed_at, held.key, "backoff", backoff.words(held))
+        self._tell(held.failed_at, str(held.key), "backoff", backoff.words(held))
 
-    def release(self, keys: Sequence[str]) -> None:
+    def release(self, keys: Sequence[BackOffKey]) -> None:
         for key in keys:
             self._backoffs.pop(key, None)
 

@@ -1,7 +1,11 @@
-"""What a plan consists of, and what a look at the world proves.  Each carries its reason."""
+"""What a plan consists of, and what a look at the world proves.
+
+Each carries its reason, a sentence for people: no rule reads it, and two that differ in nothing else are equal.
+"""
 
 from dataclasses import dataclass, field
 from decimal import Decimal
+from enum import StrEnum
 
 from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
@@ -20,7 +24,7 @@ class Boot:
     offer: OfferKey
     seconds: float
     """Until it must run."""
-    reason: str
+    reason: str = field(compare=False)
     price: Decimal | None = field(default=None, compare=False)
     item: Waiting | None = field(default=None, compare=False)
     """What it must have room for, so that another offer can stand in when this one cannot be had."""
@@ -35,7 +39,7 @@ class Retry:
     """Send the create of this intent, for the first time or again, under the same name."""
 
     operation_id: str
-    reason: str
+    reason: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Drain:
 
     operation_id: str
     node_id: str
-    reason: str
+    reason: str = field(compare=False)
     cause: str = field(default="", compare=False)
     """See `Intent.cause`."""
 
@@ -55,7 +59,7 @@ class CancelDrain:
 
     operation_id: str
     node_id: str
-    reason: str
+    reason: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Stop:
     """Delete the instance of this intent."""
 
     operation_id: str
-    reason: str
+    reason: str = field(compare=False)
     boot_failed: bool = False
     """Its pool backs off."""
     drained: bool = False
@@ -76,7 +80,7 @@ class Sweep:
 
     provider: str
     instance_id: str
-    reason: str
+    reason: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -84,18 +88,83 @@ class Forget:
     """Tell the gateway that a node is no more."""
 
     node_id: str
-    reason: str
+    reason: str = field(compare=False)
 
 
 Action = Boot | Retry | Drain | CancelDrain | Stop | Sweep | Forget
 
 
+# -- what not to do ---------------------------------------------------------------------------------------------------
+
+
+class RefusalKind(StrEnum):
+    """Why nothing is booted, for a pool or for all that waits."""
+
+    RESTING = "resting"  # the provider was listed a moment ago
+    TICK_FULL = "tick_full"  # no more boots in this tick
+    IN_FLIGHT = "in_flight"  # as many are on their way as may be
+    YOUNG = "young"  # a burst may still be coming in
+    POOL_FULL = "pool_full"
+    FLEET_FULL = "fleet_full"
+    BLIND = "blind"  # the provider could not be listed
+    FAILED_BOOT = "failed_boot"  # an instance of the pool has just failed to become a node
+    BACKOFF = "backoff"
+    UNAVAILABLE = "unavailable"  # the provider is out of stock
+    PRICE = "price"  # a price cap, or a price that is not known
+    UNSOLD = "unsold"  # the provider sells none of the pool's offers, or not for much longer
+    UNFIT = "unfit"  # nothing that may be bought has room for it, or can run it
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether it ends by itself within a few ticks: waiting is cheaper than an offer of second choice."""
+        return self in (RefusalKind.RESTING, RefusalKind.TICK_FULL, RefusalKind.IN_FLIGHT)
+
+
+class WaitKind(StrEnum):
+    """Why something else is put off."""
+
+    BLIND_PROVIDER = "blind_provider"  # its provider could not be listed
+    NO_GATEWAY = "no_gateway"  # the gateway cannot be asked
+    GATEWAY_AMNESIA = "gateway_amnesia"  # the gateway may have lost its database
+    NOT_SYNCED = "not_synced"  # the process has just started
+    CLOCK_JUMP = "clock_jump"  # ages prove nothing
+    UNKNOWN_PROVIDER = "unknown_provider"  # not in the settings
+    UNKNOWN_POOL = "unknown_pool"  # not in the settings
+    RETRY_LATER = "retry_later"  # a call is repeated at a set time
+    SECOND_LISTING = "second_listing"  # one more listing has to show that it is absent
+    LATE_CREATE = "late_create"  # an instance may still come of it
+    DELETING = "deleting"  # a delete was sent
+    SILENT_NODE = "silent_node"  # its node is lost, but not for long enough
+    UNPROVED_DRAIN = "unproved_drain"  # its node's next heartbeat has to show that it is empty
+    STUCK_DRAIN = "stuck_drain"  # closed for long, and still not empty
+    ORPHAN_AT_WORK = "orphan_at_work"  # an instance without a row has a node that works
+    ORPHAN_YOUNG = "orphan_young"  # an instance or side resource without a row, not old enough
+    BACKOFF = "backoff"
+    BUILDERS_SHORT = "builders_short"  # no pool may have the builders that builds want
+    PRESSURE_FULL = "pressure_full"  # as many nodes were added for pressure as may be
+    IDLE_WANTED = "idle_wanted"  # what waits fits on the idle node
+    IDLE_YOUNG = "idle_young"  # idle, but not for long enough
+    IDLE_QUEUED = "idle_queued"  # other idle nodes are closed first
+    IDLE_PAID = "idle_paid"  # the started hour is paid
+    HOLD = "hold"  # the pool grew, or was under pressure, a moment ago
+    REPLACING = "replacing"  # another out-of-date node, or what is on its way, comes first
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why nothing is booted; the text is for people only."""
+
+    kind: RefusalKind
+    text: str
+
+
 @dataclass(frozen=True)
 class Wait:
-    """Something that was not done, and why."""
+    """Something that was not done, and why; the reason is for people only."""
 
     subject: str
-    reason: str
+    kind: WaitKind | RefusalKind
+    reason: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -115,7 +184,7 @@ class Move:
 
     operation_id: str
     to: IntentState
-    reason: str
+    reason: str = field(compare=False)
     instance_id: str | None = None
     node_id: str | None = None
 
@@ -126,7 +195,7 @@ class Started:
 
     operation_id: str
     deadline: float
-    reason: str
+    reason: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -135,7 +204,7 @@ class Extended:
 
     operation_id: str
     deadline: float
-    reason: str
+    reason: str = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -143,7 +212,7 @@ class Adopt:
     """A node of ours works that no row knows: the journal was lost.  This is its row."""
 
     intent: Intent
-    reason: str
+    reason: str = field(compare=False)
 
 
 LessonKey = tuple[str, str, str]

@@ -7,7 +7,7 @@ deleted before anybody could put the right database back.
 from typing import Final
 
 from autoscaler.core.lookup import node_of, nodes_by_instance
-from autoscaler.core.model import FleetPolicy, Wait, World
+from autoscaler.core.model import FleetPolicy, Wait, WaitKind, World
 from autoscaler.core.states import IntentState
 
 MANY: Final = 3
@@ -35,6 +35,7 @@ def warning(world: World, policy: FleetPolicy) -> Wait | None:
         return None
     return Wait(
         "fleet",
+        WaitKind.GATEWAY_AMNESIA,
         f"the gateway does not know {len(unknown)} nodes any more, so it may have lost its database; "
         f"their instances are kept for {policy.silent_seconds:.0f} s; look at the gateway",
     )

@@ -6,10 +6,10 @@ bounds are those of the cluster autoscaler, split by what failed.
 
 from typing import Final
 
-from autoscaler.core.model import BackOff, OfferKey
+from autoscaler.core.model import BackOff, BackOffKey, BackOffKind, OfferKey
 from providers.base import ErrorKind, ProviderError, Scope
 
-CLOCK: Final = "clock"
+CLOCK: Final = BackOffKey(BackOffKind.CLOCK)
 """Key under which it is kept until when ages prove nothing, so that a new process knows of a jump before its start."""
 FORGET_SECONDS: Final = 3 * 3600.0
 BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
@@ -34,48 +34,54 @@ RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 
 
-def pool_key(pool: str) -> str:
-    """Key of a pool whose instances do not become nodes, or whose settings are refused."""
-    return f"pool {pool}"
+def pool_key(pool: str) -> BackOffKey:
+    """Return the key of a pool whose instances do not become nodes, or whose settings are refused."""
+    return BackOffKey(BackOffKind.POOL, pool)
 
 
-def closing_key(pool: str) -> str:
-    """Key of a pool that closes no nodes."""
-    return f"closing of pool {pool}"
+def closing_key(pool: str) -> BackOffKey:
+    """Return the key of a pool that is not scaled down."""
+    return BackOffKey(BackOffKind.CLOSING, pool)
 
 
-def sweep_key(provider: str, thing: str) -> str:
-    """Key of something without a row that was told to go, and is not told again before it had the time for it."""
-    return f"sweep of {provider} {thing}"
+def sweep_key(provider: str, thing: str) -> BackOffKey:
+    """Return the key of something without a row whose delete was sent and has to have its time."""
+    return BackOffKey(BackOffKind.SWEEP, provider, thing)
 
 
-def keys(provider: str, pool: str, offer: OfferKey) -> tuple[str, ...]:
-    """All keys under which a create of this offer for this pool can be held back."""
-    return (provider, f"{provider} location {offer.location}", f"{provider} offer {offer}", pool_key(pool))
+def offer_keys(provider: str, offer: OfferKey) -> tuple[BackOffKey, ...]:
+    """Return all keys of a provider under which a create of this offer can be held back."""
+    return (
+        BackOffKey(BackOffKind.PROVIDER, provider),
+        BackOffKey(BackOffKind.LOCATION, provider, offer.location),
+        BackOffKey(BackOffKind.OFFER, provider, str(offer)),
+    )
 
 
-def key_of(error: ProviderError, provider: str, pool: str, offer: OfferKey) -> str:
-    """The key that a failed create holds back."""
+def keys(provider: str, pool: str, offer: OfferKey) -> tuple[BackOffKey, ...]:
+    """Return all keys under which a create of this offer for this pool can be held back, the widest first."""
+    return (*offer_keys(provider, offer), pool_key(pool))
+
+
+def key_of(error: ProviderError, provider: str, pool: str, offer: OfferKey) -> BackOffKey:
+    """Return the key that a failed create holds back."""
+    whole, location, one = offer_keys(provider, offer)
     if error.kind in (ErrorKind.QUOTA, ErrorKind.AUTH, ErrorKind.RATE_LIMIT):
-        return provider  # the next offer shares the limit, whatever scope the provider gave
-    by_scope = {
-        Scope.PROVIDER: provider,
-        Scope.LOCATION: f"{provider} location {offer.location}",
-        Scope.OFFER: f"{provider} offer {offer}",
-    }
+        return whole  # the next offer shares the limit, whatever scope the provider gave
+    by_scope = {Scope.PROVIDER: whole, Scope.LOCATION: location, Scope.OFFER: one}
     return by_scope.get(error.scope, pool_key(pool))
 
 
-def bounds_of(error: ProviderError, key: str, provider: str) -> tuple[float, float]:
+def bounds_of(error: ProviderError, key: BackOffKey) -> tuple[float, float]:
     """Seconds of the first window and of the longest after a failed create that holds back ``key``."""
     if error.kind is ErrorKind.QUOTA:
         return QUOTA_BOUNDS
-    return BOUNDS[Scope.PROVIDER if key == provider else error.scope]
+    return BOUNDS[Scope.PROVIDER if key.kind is BackOffKind.PROVIDER else error.scope]
 
 
 def grown(
     previous: BackOff | None,
-    key: str,
+    key: BackOffKey,
     *,
     bounds: tuple[float, float],
     now: float,
@@ -152,11 +158,10 @@ def delete_again_after(since: float, now: float, retry_after: float | None) -> f
 
 
 def words(held: BackOff) -> str:
-    """A back-off for people."""
-    seconds = held.until - held.failed_at
-    if held.key == CLOCK:
-        return f"for {seconds:.0f} s: {held.reason}"
-    if held.key.startswith("sweep of "):
-        return f"it is not told to go again for {seconds:.0f} s: {held.reason}"
-    what = "closed" if held.key.startswith(closing_key("")) else "created"
-    return f"nothing is {what} for {seconds:.0f} s: {held.reason}"
+    """Return a sentence for people about a back-off."""
+    what = {
+        BackOffKind.CLOCK: "for",
+        BackOffKind.SWEEP: "its delete is not sent again for",
+        BackOffKind.CLOSING: "nothing is closed for",
+    }.get(held.key.kind, "nothing is created for")
+    return f"{what} {held.until - held.failed_at:.0f} s: {held.reason}"

@@ -5,19 +5,21 @@ of an offer that ends.  One at a time in each pool: a replacement boots beside i
 stands idle is the old one closed.  It is deleted when its last sandbox has ended; nothing is moved, nothing is killed.
 """
 
+from typing import Final
+
 from autoscaler.core.expiry import ending
-from autoscaler.core.model import Drain, Intent, Node, OfferKey, PoolPolicy
+from autoscaler.core.model import Drain, Intent, Node, OfferKey, PoolPolicy, RefusalKind, WaitKind
 from autoscaler.core.offers import ends_soon
-from autoscaler.core.ordering import boot
 from autoscaler.core.packing import Bin
 from autoscaler.core.plan_builder import Draft
-from autoscaler.core.purchase import FLEET_FULL, FULL, pool_refusal
+from autoscaler.core.purchase import boot, pool_refusal
 from autoscaler.core.scale_down import cannot_stop, is_overdue
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import DRIFT
 from gateway.wire.states import NodeState
 
 S = IntentState
+FULL: Final = frozenset({RefusalKind.POOL_FULL, RefusalKind.FLEET_FULL})
 
 
 def dated(draft: Draft, pool: PoolPolicy) -> dict[str, str]:
@@ -58,20 +60,21 @@ def replace_dated(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: di
     name = f"pool {pool.name}"
     leaving = (intent for intent in draft.rows(pool, {S.DRAINING}) if intent.cause == DRIFT)
     if any(not is_overdue(intent, pool, draft.now) for intent in leaving):
-        draft.wait(name, f"{len(rows)} nodes are out of date; one is on its way out already")
+        draft.wait(name, WaitKind.REPLACING, f"{len(rows)} nodes are out of date; one is on its way out already")
         return
     if draft.starting(pool) or draft.boots(pool):
-        draft.wait(name, f"{len(rows)} nodes are out of date; what is on its way comes first")
+        draft.wait(name, WaitKind.REPLACING, f"{len(rows)} nodes are out of date; what is on its way comes first")
         return
     oldest, node = min(rows, key=lambda row: _urgency(draft, pool, row[0], ready))
     reason = old[oldest.operation_id]
     has_stand_in = _has_stand_in(draft, pool, oldest, old, ready)
     # At the maximum there is no room for a second one; an idle node can go first.
-    goes_first = node.is_empty and (pool_refusal(draft, pool) or "").startswith((FULL, FLEET_FULL))
+    refusal = pool_refusal(draft, pool)
+    goes_first = node.is_empty and refusal is not None and refusal.kind in FULL
     if not has_stand_in and not goes_first:
         boot(draft, pool, None, f"{oldest.name} is to be replaced: {reason}")
     elif (failed := cannot_stop(draft, pool)) is not None:
-        draft.wait(name, f"{len(rows)} nodes are out of date, but {failed}")
+        draft.wait(name, WaitKind.BACKOFF, f"{len(rows)} nodes are out of date, but {failed}")
     else:
         why = "another has its place" if has_stand_in else "it is idle"
         draft.actions.append(Drain(oldest.operation_id, node.id, f"{reason}; {why}", cause=DRIFT))

@@ -16,17 +16,22 @@ from autoscaler.core.actions import Learn as Learn
 from autoscaler.core.actions import LessonKey as LessonKey
 from autoscaler.core.actions import Move as Move
 from autoscaler.core.actions import Plan as Plan
+from autoscaler.core.actions import Refusal as Refusal
+from autoscaler.core.actions import RefusalKind as RefusalKind
 from autoscaler.core.actions import Retry as Retry
 from autoscaler.core.actions import Started as Started
 from autoscaler.core.actions import Stop as Stop
 from autoscaler.core.actions import Sweep as Sweep
 from autoscaler.core.actions import Wait as Wait
+from autoscaler.core.actions import WaitKind as WaitKind
 from autoscaler.core.pools import FleetPolicy as FleetPolicy
 from autoscaler.core.pools import OfferKey as OfferKey
 from autoscaler.core.pools import Order as Order
 from autoscaler.core.pools import PoolPolicy as PoolPolicy
 from autoscaler.core.pools import WarmFloor as WarmFloor
 from autoscaler.core.world import BackOff as BackOff
+from autoscaler.core.world import BackOffKey as BackOffKey
+from autoscaler.core.world import BackOffKind as BackOffKind
 from autoscaler.core.world import Intent as Intent
 from autoscaler.core.world import Node as Node
 from autoscaler.core.world import ProviderView as ProviderView
@@ -49,7 +54,7 @@ class World:
     """All that want room, prepared bursts included."""
     builders: int = 0
     """Builder nodes that builds need or that were asked for ahead."""
-    backoffs: Mapping[str, BackOff] = field(default_factory=dict)
+    backoffs: Mapping[BackOffKey, BackOff] = field(default_factory=dict)
     learned: Mapping[LessonKey, Shape] = field(default_factory=dict)
     """What nodes of a pool and type that were made from one spec really had, once one was seen."""
     bundle: str = ""

@@ -1,7 +1,7 @@
 """`plan`: what to do now, and what not, each with its reason.  `fallback`: what instead of a boot that was refused."""
 
-from autoscaler.core import amnesia, deletion, drift, ordering, purchase, scale_down, scale_up
-from autoscaler.core.model import Action, Boot, CancelDrain, FleetPolicy, Plan, Retry, Wait, World
+from autoscaler.core import amnesia, deletion, drift, purchase, scale_down, scale_up
+from autoscaler.core.model import Action, Boot, CancelDrain, FleetPolicy, Plan, Retry, Wait, WaitKind, World
 from autoscaler.core.packing import grouped
 from autoscaler.core.plan_builder import Draft
 from autoscaler.core.states import IntentState
@@ -21,9 +21,15 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
     if (warning := amnesia.warning(world, policy)) is not None:
         waits.append(warning)
     if world.nodes is None:
-        waits.append(Wait("fleet", "no scaling: the gateway cannot be asked"))
+        waits.append(Wait("fleet", WaitKind.NO_GATEWAY, "no scaling: the gateway cannot be asked"))
     if not world.synced:
-        waits.append(Wait("fleet", "it has just started: every node shall be heard of before anything is changed"))
+        waits.append(
+            Wait(
+                "fleet",
+                WaitKind.NOT_SYNCED,
+                "it has just started, and not every node was heard of",
+            )
+        )
         return Plan((), tuple(waits))
     stops = deletion.stops(world, policy, now, waits)
     actions: list[Action] = [*deletion.sweeps(world, policy, now, waits), *deletion.forgets(world)]
@@ -51,9 +57,9 @@ def fallback(world: World, policy: FleetPolicy, now: float, refused: Boot) -> Pl
     if pool is None:
         return Plan()
     group = next(iter(grouped([refused.item])), None) if refused.item is not None else None
-    refusal = ordering.boot(draft, pool, group, f"{refused.reason}; {refused.offer} cannot be had", refused.cause)
+    refusal = purchase.boot(draft, pool, group, f"{refused.reason}; {refused.offer} cannot be had", refused.cause)
     if refusal is not None and not draft.waits:
-        draft.wait(f"pool {pool.name}", refusal)
+        draft.wait(f"pool {pool.name}", refusal.kind, refusal.text)
     return Plan(tuple(draft.actions), tuple(draft.waits))
 
 
@@ -64,7 +70,8 @@ def _scaled(draft: Draft) -> list[Action]:
     if scale_up.youth(draft) is not None:
         return draft.actions
     for pool in draft.policy.pools:
-        if purchase.is_visible(draft, pool):
+        view = draft.world.providers.get(pool.provider)
+        if view is not None and view.instances is not None:
             drift.replace_dated(draft, pool, old[pool.name], ready)
             scale_down.close_idle(draft, pool, old[pool.name], ready)
     return draft.actions
@@ -76,17 +83,23 @@ def outside(world: World, policy: FleetPolicy) -> list[Wait]:
     waits: list[Wait] = []
     for intent in world.intents:
         if intent.provider not in world.providers:
-            waits.append(Wait(intent.name, f"its provider {intent.provider} is not in the settings; it is left alone"))
+            waits.append(
+                Wait(
+                    intent.name,
+                    WaitKind.UNKNOWN_PROVIDER,
+                    f"provider {intent.provider} is not in the settings",
+                )
+            )
         elif intent.pool not in pools:
             why = f"its pool {intent.pool} is not in the settings; it is not scaled, and runs on until that is there"
-            waits.append(Wait(intent.name, f"{why} again (max = 0 lets it go once it is idle)"))
+            waits.append(Wait(intent.name, WaitKind.UNKNOWN_POOL, f"{why} again (max = 0 lets it go once it is idle)"))
     return waits
 
 
 def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:
     """What this plan says nothing about."""
     blind = [
-        Wait(f"provider {name}", f"nothing is concluded or changed there: {view.problem}")
+        Wait(f"provider {name}", WaitKind.BLIND_PROVIDER, f"nothing is concluded or changed there: {view.problem}")
         for name, view in sorted(world.providers.items())
         if view.instances is None and not view.is_resting
     ]
@@ -104,11 +117,25 @@ def _retries(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -
         if view is None or view.instances is None:
             continue
         if now < intent.next_try_at:
-            waits.append(Wait(intent.name, f"its create is sent again in {intent.next_try_at - now:.0f} s"))
+            waits.append(
+                Wait(intent.name, WaitKind.RETRY_LATER, f"its create is repeated in {intent.next_try_at - now:.0f} s")
+            )
         elif intent.attempts and not view.caps.unique_names and not world.clock_settled:
-            waits.append(Wait(intent.name, "the clock has just jumped, and its first create may still come through"))
+            waits.append(
+                Wait(
+                    intent.name,
+                    WaitKind.CLOCK_JUMP,
+                    "the clock jumped; its create may still come through",
+                )
+            )
         elif intent.attempts and not view.caps.unique_names and intent.sighting not in world.missing_before:
-            waits.append(Wait(intent.name, "a second listing must show that the first create came to nothing"))
+            waits.append(
+                Wait(
+                    intent.name,
+                    WaitKind.SECOND_LISTING,
+                    "a second listing has to lack it",
+                )
+            )
         else:
             again = "its outcome is unknown, and the same name cannot make a second" if intent.attempts else "planned"
             actions.append(Retry(intent.operation_id, again))

@@ -6,7 +6,20 @@ from decimal import Decimal
 
 from autoscaler.core import cost
 from autoscaler.core.lookup import listed, node_of, nodes_by_instance, rows_by_pool
-from autoscaler.core.model import Action, Boot, FleetPolicy, Intent, Node, OfferKey, PoolPolicy, Wait, World
+from autoscaler.core.model import (
+    Action,
+    Boot,
+    FleetPolicy,
+    Intent,
+    Node,
+    OfferKey,
+    PoolPolicy,
+    Refusal,
+    RefusalKind,
+    Wait,
+    WaitKind,
+    World,
+)
 from autoscaler.core.offers import Ware, expected_shape, wares
 from autoscaler.core.packing import Bin, Vector, vector
 from autoscaler.core.states import KEPT, STARTING, IntentState
@@ -38,7 +51,7 @@ class Draft:
         self.booted: list[tuple[PoolPolicy, Ware, Bin]] = []
         self.reopened: Counter[str] = Counter()
         self.builders_of: Counter[str] = Counter()
-        self.refusals: dict[str, str] = {}
+        self.refusals: dict[str, Refusal] = {}
         """Of whole pools; within one plan a limit that is reached stays reached."""
         self._bills: dict[str | None, tuple[Decimal | None, Decimal]] = {}
         self.nodes: dict[str, Node] = nodes_by_instance(world)
@@ -106,9 +119,9 @@ class Draft:
         """Whether this plan boots for a pool."""
         return any(isinstance(action, Boot) and action.pool == pool.name for action in self.actions)
 
-    def wait(self, subject: str, reason: str) -> None:
-        """Notes something that is not done."""
-        self.waits.append(Wait(subject, reason))
+    def wait(self, subject: str, kind: WaitKind | RefusalKind, reason: str) -> None:
+        """Record something that is not done."""
+        self.waits.append(Wait(subject, kind, reason))
 
     def ready_bins(self) -> dict[str, Bin]:
         """Free room of every node that takes sandboxes, ours or not, by the name of its instance.

@@ -1,30 +1,94 @@
-"""What a boot must not break: counts, money, back-offs.  Every row that is not gone counts, called or not."""
+"""One boot more, within every limit: the first offer of a pool that may be bought, or the reason why there is none.
 
+What a boot must not break: counts, money, back-offs.  Every row that is not gone counts, called or not.
+"""
+
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Final
 
 from autoscaler.core import backoff
-from autoscaler.core.model import PoolPolicy
-from autoscaler.core.offers import Ware
+from autoscaler.core.model import Boot, PoolPolicy, Refusal, RefusalKind, Waiting
+from autoscaler.core.offers import Ware, unsold
+from autoscaler.core.packing import Bin, Group, fits
 from autoscaler.core.plan_builder import Draft
 from autoscaler.core.states import IntentState
 
-PATIENCE: Final = "later"
-"""How a refusal begins that ends by itself, soon."""
-FULL: Final = "it has"
-"""How the refusal of a pool begins that is at its own maximum."""
-FLEET_FULL: Final = "the fleet has"
-"""The same, of the fleet."""
+K = RefusalKind
+NOTHING: Final = Decimal(0)
 
 
-def is_visible(draft: Draft, pool: PoolPolicy) -> bool:
-    """Whether the provider of a pool has listed its instances in this tick."""
-    view = draft.world.providers.get(pool.provider)
-    return view is not None and view.instances is not None
+def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: str = "") -> Refusal | None:
+    """Add a boot of the first offer that may be bought and fits ``group`` to the plan.
+
+    Args:
+        draft: the plan.
+        pool: whose offers are tried, in its order of preference.
+        group: what a node must have room for one of; ``None`` for any node.
+        why: the reason, with ``{}`` where the shape of ``group`` is to be named.
+        cause: see `Intent.cause`.
+
+    Returns:
+        ``None`` if there is a boot, else why there is none.
+    """
+    reason = why.format(words(group.item)) if group is not None else why
+    refusal = pool_refusal(draft, pool)
+    if refusal is None:
+        refusal = _nothing_fits(draft, pool)
+        for ware in draft.wares(pool):
+            if group is not None and not suits(draft, pool, ware, group):
+                continue
+            refusal = offer_refusal(draft, pool, ware)
+            if refusal is None:
+                _order(draft, pool, ware, group, reason, cause)
+                return None
+    if group is None:
+        draft.wait(f"pool {pool.name}", refusal.kind, f"{reason}, but {refusal.text}")
+    return refusal
 
 
-def pool_refusal(draft: Draft, pool: PoolPolicy) -> str | None:
-    """Why a pool may have no more instances now; ``None`` when it may."""
+def _order(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group | None, reason: str, cause: str) -> None:
+    bundle = draft.world.bundle if pool.installs else ""
+    draft.actions.append(
+        Boot(
+            pool.name,
+            pool.provider,
+            ware.key,
+            pool.start_seconds,
+            reason,
+            price=ware.price,
+            item=group.item if group is not None else None,
+            cause=cause,
+            spec=f"{pool.spec}-{bundle}" if pool.spec and bundle else pool.spec,
+        )
+    )
+    draft.booted.append((pool, ware, Bin(pool.name, ware.gives, pool.runtimes, pool.isolations, pool.name)))
+
+
+def suits(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group) -> bool:
+    """Return whether a node of this offer has room for one of ``group``, and can run it."""
+    item, (runtimes, isolations) = group.item, draft.engines(pool)
+    return (
+        fits(group.need, ware.gives)
+        and item.isolation in isolations
+        and (item.runtime is None or item.runtime in runtimes)
+        and item.pool in (None, pool.name)
+    )
+
+
+def may_grow(draft: Draft, pool: PoolPolicy) -> bool:
+    """Return whether a pool may boot now or soon, so that what is wanted need not go elsewhere."""
+    refusal = pool_refusal(draft, pool)
+    if refusal is not None:
+        return refusal.kind.is_brief or refusal.kind is K.POOL_FULL
+    return any(offer_refusal(draft, pool, ware) is None for ware in draft.wares(pool))
+
+
+# -- limits of a pool -------------------------------------------------------------------------------------------------
+
+
+def pool_refusal(draft: Draft, pool: PoolPolicy) -> Refusal | None:
+    """Return why a pool may have no more instances now, or ``None`` if it may."""
     if pool.name not in draft.refusals:
         refusal = _pool_refusal(draft, pool)
         if refusal is None:
@@ -33,78 +97,83 @@ def pool_refusal(draft: Draft, pool: PoolPolicy) -> str | None:
     return draft.refusals[pool.name]
 
 
-def _pool_refusal(draft: Draft, pool: PoolPolicy) -> str | None:
-    if not is_visible(draft, pool):
-        view = draft.world.providers.get(pool.provider)
+def _pool_refusal(draft: Draft, pool: PoolPolicy) -> Refusal | None:
+    view = draft.world.providers.get(pool.provider)
+    if view is None or view.instances is None:
         if view is not None and view.is_resting:
-            return f"{PATIENCE}: provider {pool.provider} rests; {view.problem}"
-        return f"provider {pool.provider} is blind"
+            return Refusal(K.RESTING, f"provider {pool.provider} rests: {view.problem}")
+        return Refusal(K.BLIND, f"provider {pool.provider} cannot be listed")
     if pool.name in draft.failed:
-        return "an instance of it has just failed to become a node"
+        return Refusal(K.FAILED_BOOT, "an instance of it has just failed to become a node")
     rows = len(draft.rows(pool)) + draft.booting(pool)
     if rows >= pool.max:
-        return f"{FULL} {rows} of at most {pool.max}"
+        return Refusal(K.POOL_FULL, f"the pool has {rows} of at most {pool.max} instances")
     fleet = len(draft.world.intents) + len(draft.booted)
     if draft.policy.max is not None and fleet >= draft.policy.max:
-        return f"{FLEET_FULL} {fleet} of at most {draft.policy.max}"
+        return Refusal(K.FLEET_FULL, f"the fleet has {fleet} of at most {draft.policy.max} instances")
     if len(draft.booted) >= draft.policy.creates_per_tick:
-        return f"{PATIENCE}: {draft.policy.creates_per_tick} a tick"
-    on_their_way, most = draft.starting(pool), in_flight(draft, pool)
-    if on_their_way >= most:
-        return f"{PATIENCE}: {on_their_way} are on their way, of at most {most} at once"
+        return Refusal(K.TICK_FULL, f"a tick boots at most {draft.policy.creates_per_tick}")
+    in_flight, most = draft.starting(pool), _most_in_flight(draft, pool)
+    if in_flight >= most:
+        return Refusal(K.IN_FLIGHT, f"{in_flight} of at most {most} at once are on their way")
     return None
 
 
-def may_grow(draft: Draft, pool: PoolPolicy) -> bool:
-    """Whether a pool may boot, or will soon: what is wanted need not go elsewhere."""
-    refusal = pool_refusal(draft, pool)
-    if refusal is not None:
-        return refusal.startswith((PATIENCE, FULL))
-    return any(ware_refusal(draft, pool, ware) is None for ware in draft.wares(pool))
-
-
-def in_flight(draft: Draft, pool: PoolPolicy) -> int:
-    """How many may be on their way at once: at most doubling what works; one probe after a boot that failed."""
+def _most_in_flight(draft: Draft, pool: PoolPolicy) -> int:
+    """At most doubling what works; one probe after a boot that failed."""
     failing = draft.world.backoffs.get(backoff.pool_key(pool.name))
     if failing is not None and draft.now - failing.failed_at < backoff.FORGET_SECONDS:
         return 1
     return max(pool.max_in_flight, len(draft.rows(pool, {IntentState.READY})))
 
 
-def ware_refusal(draft: Draft, pool: PoolPolicy, ware: Ware) -> str | None:
-    """Why this offer may not be bought for this pool now; ``None`` when it may."""
+# -- limits of an offer -----------------------------------------------------------------------------------------------
+
+
+def offer_refusal(draft: Draft, pool: PoolPolicy, ware: Ware) -> Refusal | None:
+    """Return why this offer may not be bought for this pool now, or ``None`` if it may."""
     for key in backoff.keys(pool.provider, pool.name, ware.key):
         held = draft.world.backoffs.get(key)
         if held is not None and draft.now < held.until:
-            return f"{key} is held back for {held.until - draft.now:.0f} s: {held.reason}"
+            return Refusal(K.BACKOFF, f"{key} is held back for {held.until - draft.now:.0f} s: {held.reason}")
     if not ware.offer.available:
-        return f"{ware.key} is not available"
-    return _too_dear(draft, pool, ware)
+        return Refusal(K.UNAVAILABLE, f"{ware.key} is not available")
+    if (text := next(_over_caps(draft, pool, ware), None)) is not None:
+        return Refusal(K.PRICE, text)
+    return None
 
 
-def _too_dear(draft: Draft, pool: PoolPolicy, ware: Ware) -> str | None:
-    caps = (pool.max_price, pool.max_hourly, pool.max_monthly, draft.policy.max_hourly, draft.policy.max_monthly)
+def _nothing_fits(draft: Draft, pool: PoolPolicy) -> Refusal:
+    view = draft.world.providers.get(pool.provider)
+    if missing := unsold(pool, view.offers if view else ()):
+        return Refusal(K.UNSOLD, missing)
+    if draft.wares(pool):
+        return Refusal(K.UNFIT, "none of its offers fits")
+    if pool.gpus:
+        return Refusal(K.UNSOLD, f"nothing that it may buy is sold with {pool.gpus} GPUs")
+    return Refusal(K.UNSOLD, f"{pool.provider} will not sell its offers much longer")
+
+
+def _over_caps(draft: Draft, pool: PoolPolicy, ware: Ware) -> Iterator[str]:
+    """Yield a sentence for each price cap that one more of this offer would break."""
+    fleet = draft.policy
+    caps = (pool.max_price, pool.max_hourly, pool.max_monthly, fleet.max_hourly, fleet.max_monthly)
     if all(cap is None for cap in caps):
-        return None
+        return
     if ware.price is None:
-        return f"{ware.key} has no known price, and a price cap is set"
+        yield f"{ware.key} has no known price, and a price cap is set"
+        return
     if pool.max_price is not None and ware.price > pool.max_price:
-        return f"{ware.key} costs {ware.price} €/h, more than {pool.max_price}"
-    own = sum((bought.price or Decimal(0) for booted, bought, _ in draft.booted if booted is pool), ware.price)
-    every = sum((bought.price or Decimal(0) for _, bought, _ in draft.booted), ware.price)
+        yield f"{ware.key} costs {ware.price} €/h, more than {pool.max_price}"
+    own = sum((bought.price or NOTHING for booted, bought, _ in draft.booted if booted is pool), ware.price)
+    every = sum((bought.price or NOTHING for _, bought, _ in draft.booted), ware.price)
     spent = draft.world.spent
-    return _over(
-        f"pool {pool.name}",
-        draft.bill(pool),
-        own,
-        (pool.max_hourly, pool.max_monthly),
-        spent.get(pool.name, Decimal(0)),
-    ) or _over(
-        "the fleet",
-        draft.bill(None),
-        every,
-        (draft.policy.max_hourly, draft.policy.max_monthly),
-        sum(spent.values(), Decimal(0)),
+    pool_bill, fleet_bill = draft.bill(pool), draft.bill(None)
+    yield from _over(
+        f"pool {pool.name}", pool_bill, own, (pool.max_hourly, pool.max_monthly), spent.get(pool.name, NOTHING)
+    )
+    yield from _over(
+        "the fleet", fleet_bill, every, (fleet.max_hourly, fleet.max_monthly), sum(spent.values(), NOTHING)
     )
 
 
@@ -114,17 +183,25 @@ def _over(
     more: Decimal,
     caps: tuple[Decimal | None, Decimal | None],
     spent: Decimal,
-) -> str | None:
-    """What the hourly and the monthly cap say to ``more`` euro an hour beside what runs."""
+) -> Iterator[str]:
+    """Yield what the hourly and the monthly cap say to ``more`` euro an hour beside what runs."""
     (running, so_far), (hourly, monthly) = bill, caps
     if hourly is None and monthly is None:
-        return None
+        return
     if running is None:
-        return f"{whose} has an instance without a known price, and a price cap is set"
+        yield f"{whose} has an instance without a known price, and a price cap is set"
+        return
     if hourly is not None and running + more > hourly:
-        return f"{whose} would cost {running + more} €/h, more than {hourly}"
+        yield f"{whose} would cost {running + more} €/h, more than {hourly}"
     # All that runs may start one more hour before anything can be stopped.
     by_then = spent + so_far + running + more
     if monthly is not None and by_then > monthly:
-        return f"{whose} could cost {by_then} € this month, more than {monthly}"
-    return None
+        yield f"{whose} could cost {by_then} € this month, more than {monthly}"
+
+
+def words(item: Waiting) -> str:
+    """Return a shape in words for people."""
+    shape = item.shape
+    gpus = f", {shape.gpus} gpus" if shape.gpus else ""
+    runtime = f" on {item.runtime}" if item.runtime else ""
+    return f"{shape.cpus:g} cpus, {shape.memory_mb} MiB, {shape.disk_mb} MiB disk{gpus} ({item.isolation}{runtime})"

@@ -3,7 +3,7 @@
 import math
 
 from autoscaler.core import backoff
-from autoscaler.core.model import Drain, Intent, Node, PoolPolicy
+from autoscaler.core.model import Drain, Intent, Node, PoolPolicy, WaitKind
 from autoscaler.core.packing import Bin
 from autoscaler.core.plan_builder import Draft
 from autoscaler.core.states import IntentState
@@ -25,17 +25,18 @@ def close_idle(draft: Draft, pool: PoolPolicy, old: dict[str, str], ready: dict[
     if spare <= 0 or not idle or draft.boots(pool):
         return
     if (objection := _objection(draft, pool)) is not None:
-        draft.wait(f"pool {pool.name}", f"it has idle nodes, but {objection}")
+        kind, why = objection
+        draft.wait(f"pool {pool.name}", kind, f"it has idle nodes, but {why}")
         return
     room = min(spare, _budget(draft, pool))
     for intent, node, since in sorted(idle, key=lambda entry: (entry[0].operation_id not in old, entry[2])):
         rest = pool.idle_seconds - (draft.now - since)
         if rest > 0:
-            draft.wait(intent.name, f"it is idle; it is closed in {rest:.0f} s")
+            draft.wait(intent.name, WaitKind.IDLE_YOUNG, f"it is idle; it is closed in {rest:.0f} s")
         elif room <= 0:
-            draft.wait(intent.name, "it is idle; others are closed first")
+            draft.wait(intent.name, WaitKind.IDLE_QUEUED, "it is idle; others are closed first")
         elif (paid := _paid(draft, pool, intent)) is not None:
-            draft.wait(intent.name, paid)
+            draft.wait(intent.name, WaitKind.IDLE_PAID, paid)
         else:
             room -= 1
             draft.actions.append(Drain(intent.operation_id, node.id, f"idle for {draft.now - since:.0f} s"))
@@ -51,26 +52,29 @@ def _idle(draft: Draft, pool: PoolPolicy, ready: dict[str, Bin]) -> list[tuple[I
             continue
         bin_ = ready.get(intent.name)
         if bin_ is not None and bin_.used:
-            draft.wait(intent.name, "it is idle, but what is wanted fits there")
+            draft.wait(intent.name, WaitKind.IDLE_WANTED, "it is idle, but what is wanted fits there")
         elif intent.operation_id not in closing:
             found.append((intent, node, node.idle_since))
     return found
 
 
-def _objection(draft: Draft, pool: PoolPolicy) -> str | None:
+def _objection(draft: Draft, pool: PoolPolicy) -> tuple[WaitKind, str] | None:
     """Why nothing of a pool is closed now."""
     if not draft.world.clock_settled:
-        return "the clock has just jumped"
+        return WaitKind.CLOCK_JUMP, "the clock has just jumped"
     if (failed := cannot_stop(draft, pool)) is not None:
-        return failed
+        return WaitKind.BACKOFF, failed
     hold = pool.idle_seconds if pool.hold_seconds is None else pool.hold_seconds
     since = draft.now - max(intent.created_at for intent in draft.rows(pool))
     if since < hold:
-        return f"it grew {since:.0f} s ago; nothing is closed for {hold:.0f} s after that"
+        return WaitKind.HOLD, f"it grew {since:.0f} s ago; nothing is closed for {hold:.0f} s after that"
     pressed = [n.pressed_at for i in draft.rows(pool) if (n := draft.node(i)) is not None and n.pressed_at is not None]
     calm = draft.now - max(pressed, default=-math.inf)
     if calm < pool.pressure_hold_seconds:
-        return f"it was under pressure {calm:.0f} s ago; nothing is closed for {pool.pressure_hold_seconds:.0f} s"
+        return (
+            WaitKind.HOLD,
+            f"it was under pressure {calm:.0f} s ago; nothing is closed for {pool.pressure_hold_seconds:.0f} s",
+        )
     return None
 
 

@@ -2,11 +2,10 @@
 
 from collections import Counter
 
-from autoscaler.core.model import CancelDrain, Drain, Node, PoolPolicy, Waiting
-from autoscaler.core.ordering import boot, suits, words
+from autoscaler.core.model import CancelDrain, Drain, Node, PoolPolicy, Refusal, RefusalKind, Waiting, WaitKind
 from autoscaler.core.packing import Bin, Group, fits, grouped, largest, largest_first, pack
 from autoscaler.core.plan_builder import Draft, room
-from autoscaler.core.purchase import PATIENCE, may_grow, pool_refusal
+from autoscaler.core.purchase import boot, may_grow, pool_refusal, suits, words
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import DRIFT, PRESSURE
 from gateway.wire.states import NodeState
@@ -46,6 +45,7 @@ def grow(draft: Draft, old: dict[str, dict[str, str]]) -> dict[str, Bin]:
     if young is not None and left:
         draft.wait(
             "demand",
+            RefusalKind.YOUNG,
             f"the oldest has waited {young:.0f} s; a burst is awaited until {draft.policy.young_seconds:.0f} s",
         )
     else:
@@ -118,7 +118,7 @@ def _share_out_builders(draft: Draft) -> None:
         left -= draft.builders_of[pool.name]
     if left:
         lack = "their pools are at their maximum or cannot grow now" if pools else "no pool has builders"
-        draft.wait("builders", f"{left} more are wanted, but {lack}")
+        draft.wait("builders", WaitKind.BUILDERS_SHORT, f"{left} more are wanted, but {lack}")
 
 
 def _floor_reason(draft: Draft, pool: PoolPolicy) -> str:
@@ -147,7 +147,11 @@ def _relieve(draft: Draft, pool: PoolPolicy, ready: dict[str, Bin]) -> None:
     added = sum(1 for intent in draft.rows(pool) if intent.cause == PRESSURE)
     reason = f"{len(pressed)} of {len(nodes)} nodes have been under pressure for {pool.pressure_seconds:.0f} s"
     if added >= pool.pressure_nodes:
-        draft.wait(f"pool {pool.name}", f"{reason}, but it has {added} of at most {pool.pressure_nodes} for that")
+        draft.wait(
+            f"pool {pool.name}",
+            WaitKind.PRESSURE_FULL,
+            f"{reason}, but it has {added} of at most {pool.pressure_nodes} for that",
+        )
     else:
         boot(draft, pool, None, reason, cause=PRESSURE)
 
@@ -157,9 +161,9 @@ def _relieve(draft: Draft, pool: PoolPolicy, ready: dict[str, Bin]) -> None:
 
 def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
     """New nodes for what found no room; one reason for each kind of refusal, not one for each sandbox."""
-    refused: Counter[tuple[str, str]] = Counter()
+    refused: Counter[tuple[str, Refusal]] = Counter()
     sizes = list(dict.fromkeys(ware.gives for pool in draft.policy.pools for ware in draft.wares(pool)))
-    problems: dict[tuple[object, ...], tuple[str, str]] = {}  # while nothing more is booted, equal questions
+    problems: dict[tuple[object, ...], tuple[str, Refusal]] = {}  # while nothing more is booted, equal questions
     most = largest(new.free for _, _, new in draft.booted)
     for group in left:
         count = group.count
@@ -172,7 +176,7 @@ def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
         while count:
             problem = problems.get(alike) or _boot_for_one(draft, group, why)
             if problem is not None:
-                if problem[0] != "demand":  # which names the shape
+                if problem[1].kind is not RefusalKind.UNFIT:  # which names the shape
                     problems[alike] = problem
                 refused[problem] += count
                 break
@@ -180,13 +184,13 @@ def _boot_for(draft: Draft, left: list[Group], why: str) -> None:
             count -= draft.booted[-1][2].put(group.need, count)
         if count != group.count:
             most = largest(new.free for _, _, new in draft.booted)
-    for (subject, reason), number in sorted(refused.items()):
-        draft.wait(subject, f"{reason} ({number} waiting)")
+    for (subject, refusal), number in sorted(refused.items(), key=lambda entry: (entry[0][0], entry[0][1].text)):
+        draft.wait(subject, refusal.kind, f"{refusal.text} ({number} waiting)")
 
 
-def _boot_for_one(draft: Draft, group: Group, why: str) -> tuple[str, str] | None:
+def _boot_for_one(draft: Draft, group: Group, why: str) -> tuple[str, Refusal] | None:
     """Boots a node that fits one of ``group``; else the pool that came closest and why it may not."""
-    problem: tuple[str, str] | None = None
+    problem: tuple[str, Refusal] | None = None
     # Pools in their order, but dear machines with GPUs are the last that other work gets.
     for pool in sorted(draft.policy.pools, key=lambda pool: pool.wants_gpus and not group.need[3]):
         if not pool.hosts_sandboxes or not any(suits(draft, pool, ware, group) for ware in draft.wares(pool)):
@@ -195,6 +199,6 @@ def _boot_for_one(draft: Draft, group: Group, why: str) -> tuple[str, str] | Non
         if refusal is None:
             return None
         problem = (f"pool {pool.name}", refusal)
-        if refusal.startswith(PATIENCE):
+        if refusal.kind.is_brief:
             return problem  # a moment's patience is cheaper than a node of the second choice
-    return problem or ("demand", f"no pool has nodes that fit {words(group.item)}")
+    return problem or ("demand", Refusal(RefusalKind.UNFIT, f"no pool has nodes that fit {words(group.item)}"))

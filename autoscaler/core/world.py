@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 
 from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
@@ -123,11 +124,48 @@ class Waiting:
     """The only pool that helps; ``None`` for any."""
 
 
+class BackOffKind(StrEnum):
+    """What a back-off holds back."""
+
+    PROVIDER = "provider"  # every create at a provider
+    LOCATION = "location"  # creates in one location of it
+    OFFER = "offer"  # creates of one offer of it
+    POOL = "pool"  # creates for one pool
+    CLOSING = "closing"  # the scale-down of one pool
+    SWEEP = "sweep"  # the delete of one thing that has no row
+    CLOCK = "clock"  # every conclusion from an age
+
+
+@dataclass(frozen=True)
+class BackOffKey:
+    """Identifies what one back-off holds back; there is at most one back-off for each key."""
+
+    kind: BackOffKind
+    owner: str = ""
+    """The pool, or the provider; empty for the clock."""
+    item: str = ""
+    """The location, offer or instance id within the provider."""
+
+    def __str__(self) -> str:
+        """Return a phrase for people."""
+        match self.kind:
+            case BackOffKind.PROVIDER | BackOffKind.POOL:
+                return f"{self.kind} {self.owner}"
+            case BackOffKind.LOCATION | BackOffKind.OFFER:
+                return f"{self.kind} {self.item} of {self.owner}"
+            case BackOffKind.CLOSING:
+                return f"scale-down of pool {self.owner}"
+            case BackOffKind.SWEEP:
+                return f"delete of {self.item} at {self.owner}"
+            case BackOffKind.CLOCK:
+                return "clock"
+
+
 @dataclass(frozen=True)
 class BackOff:
-    """Nothing is created under ``key`` before ``until``."""
+    """What ``key`` names is not tried before ``until``."""
 
-    key: str
+    key: BackOffKey
     until: float
     failures: int
     failed_at: float

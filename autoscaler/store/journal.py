@@ -1,16 +1,28 @@
 """The only writer of the journal.  Every method is one transaction, durable when it returns, from any thread."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import Engine, delete
+from sqlalchemy import Engine, delete, tuple_
 from sqlmodel import Session, col, select
 
 from autoscaler.core import backoff, cost
 from autoscaler.core.findings import extended, moved, started
-from autoscaler.core.model import Adopt, BackOff, Extended, Finding, Intent, Learn, LessonKey, Move, Started
+from autoscaler.core.model import (
+    Adopt,
+    BackOff,
+    BackOffKey,
+    BackOffKind,
+    Extended,
+    Finding,
+    Intent,
+    Learn,
+    LessonKey,
+    Move,
+    Started,
+)
 from autoscaler.core.states import IntentState, next_state
 from autoscaler.store.db import open_copy, open_engine
 from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
@@ -152,21 +164,22 @@ class Journal:
 
     # -- back-offs and lessons ----------------------------------------------------------------------------------------
 
-    def backoffs(self) -> dict[str, BackOff]:
+    def backoffs(self) -> dict[BackOffKey, BackOff]:
         """All that are stored, over or not, by key."""
         with Session(self._engine) as session, session.begin():
-            return {row.key: BackOff(**row.model_dump()) for row in session.exec(select(BackOffRow))}
+            return {held.key: held for held in map(_backoff, session.exec(select(BackOffRow)))}
 
     def hold_back(self, held: BackOff) -> None:
         """Stores a back-off in place of the one under its key."""
         with Session(self._engine) as session, session.begin():
-            session.merge(BackOffRow(**asdict(held)))
-            session.add(_event(held.failed_at, held.key, "backoff", backoff.words(held)))
+            session.merge(BackOffRow(**asdict(held.key), **{k: v for k, v in vars(held).items() if k != "key"}))
+            session.add(_event(held.failed_at, str(held.key), "backoff", backoff.words(held)))
 
-    def release(self, keys: Sequence[str]) -> None:
+    def release(self, keys: Sequence[BackOffKey]) -> None:
         """Forgets the back-offs under these keys."""
+        key = tuple_(col(BackOffRow.kind), col(BackOffRow.owner), col(BackOffRow.item))
         with Session(self._engine) as session, session.begin():
-            session.exec(delete(BackOffRow).where(col(BackOffRow.key).in_(keys)))
+            session.exec(delete(BackOffRow).where(key.in_([astuple(each) for each in keys])))
 
     def learned(self) -> dict[LessonKey, Shape]:
         """What nodes really had, by pool, type and spec; of each pool and type the last spec only."""
@@ -206,6 +219,11 @@ def _row(session: Session, operation_id: str) -> IntentRow:
 def _intent(row: IntentRow) -> Intent:
     price = Decimal(row.price) if row.price is not None else None
     return Intent(**{**row.model_dump(), "state": IntentState(row.state), "price": price})
+
+
+def _backoff(row: BackOffRow) -> BackOff:
+    key = BackOffKey(BackOffKind(row.kind), row.owner, row.item)
+    return BackOff(key, row.until, row.failures, row.failed_at, row.reason)
 
 
 def _stored(intent: Intent) -> IntentRow:

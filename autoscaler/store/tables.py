@@ -56,7 +56,9 @@ class BackOffRow(Row, table=True):
 
     __tablename__ = "backoff"
 
-    key: str = Field(primary_key=True)
+    kind: str = Field(primary_key=True)
+    owner: str = Field(primary_key=True)
+    item: str = Field(primary_key=True)
     until: float
     failures: int
     failed_at: float

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core.model import Wait
+from autoscaler.core.model import Wait, WaitKind
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Applied, ErrorKind, Scope
@@ -219,7 +219,7 @@ def test_a_blind_provider_concludes_and_changes_nothing(fleet: Fleet) -> None:
     fleet.ask()
     report = fleet.tick()
     assert report.plan.actions == ()
-    assert Wait("provider fake", "nothing is concluded or changed there: fake: list answered auth") in report.plan.waits
+    assert Wait("provider fake", WaitKind.BLIND_PROVIDER, "") in report.plan.waits
 
 
 def test_a_failed_listing_loses_no_node(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_without_a_gateway_there_is_no_scaling(fleet: Fleet) -> None:
     fleet.gateway.unreachable = True
     report = fleet.tick()
     assert fleet.cloud.created == []
-    assert Wait("fleet", "no scaling: the gateway cannot be asked") in report.plan.waits
+    assert Wait("fleet", WaitKind.NO_GATEWAY, "") in report.plan.waits
     fleet.gateway.unreachable = False
     fleet.until(lambda: bool(fleet.gateway.placed))
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from autoscaler.clock import ClockGuard
 from autoscaler.core import deletion, findings, lookup, naming, plan, purchase
-from autoscaler.core.model import FleetPolicy, Intent, Node, Stop, World
+from autoscaler.core.model import FleetPolicy, Intent, Node, Refusal, RefusalKind, Stop, World
 from autoscaler.executor import Executor
 from autoscaler.instances import Creator
 from autoscaler.reconcile import Reconciler
@@ -96,9 +96,9 @@ def a_failed_listing_is_an_empty_one(patch: pytest.MonkeyPatch) -> None:
 def planned_rows_do_not_count(patch: pytest.MonkeyPatch) -> None:
     real = purchase._pool_refusal
 
-    def refusal(draft: Any, pool: Any) -> str | None:
+    def refusal(draft: Any, pool: Any) -> Refusal | None:
         found = real(draft, pool)
-        return None if found is not None and found.startswith(("it has", "the fleet has")) else found
+        return None if found is not None and found.kind in (RefusalKind.POOL_FULL, RefusalKind.FLEET_FULL) else found
 
     patch.setattr(purchase, "_pool_refusal", refusal)
 

@@ -11,18 +11,32 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 
 from autoscaler.core.backoff import FORGET_SECONDS
-from autoscaler.core.model import Adopt, BackOff, Extended, Intent, Learn, Move
+from autoscaler.core.model import Adopt, BackOff, BackOffKey, BackOffKind, Extended, Intent, Learn, Move
 from autoscaler.core.states import IllegalTransitionError, IntentState
 from autoscaler.store.db import MIGRATIONS, JournalError
 from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
 from gateway.wire.resources import Shape
 
 S = IntentState
+KEY = BackOffKey(BackOffKind.OFFER, "cloud", "small@here")
+OTHER = BackOffKey(BackOffKind.CLOSING, "cpu")
 
 
 def an_intent(number: int, state: IntentState = S.PLANNED) -> Intent:
     name = f"d-cpu-op{number}"
     return Intent(f"op{number}", "cpu", "local", name, "t", "l", state, 10.0 + number, 10.0, 100.0, detail="why")
+
+
+PHRASES = {
+    "clock": BackOffKey(BackOffKind.CLOCK),
+    "pool cpu": BackOffKey(BackOffKind.POOL, "cpu"),
+    "closing of pool cpu": OTHER,
+    "sweep of cloud vm 1": BackOffKey(BackOffKind.SWEEP, "cloud", "vm 1"),
+    "cloud": BackOffKey(BackOffKind.PROVIDER, "cloud"),
+    "cloud location here": BackOffKey(BackOffKind.LOCATION, "cloud", "here"),
+    "cloud offer small@here": KEY,
+}
+"""What each key was called up to schema 0003."""
 
 
 @pytest.fixture
@@ -129,6 +143,21 @@ def test_an_older_journal_is_brought_up_to_date(url: str, tmp_path: Path) -> Non
     journal.close()
 
 
+def test_an_older_journal_keeps_its_back_offs(url: str, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    engine, config = create_engine(url), Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        for phrase in PHRASES:
+            connection.execute(text("INSERT INTO backoff VALUES (:key, 9.0, 2, 1.0, 'why')"), {"key": phrase})
+    engine.dispose()
+    journal = Journal.open(url)
+    assert journal.backoffs() == {key: BackOff(key, 9.0, 2, 1.0, "why") for key in PHRASES.values()}
+    journal.close()
+
+
 def test_gone_rows_leave_the_open_ones_and_are_remembered_by_name(journal: Journal) -> None:
     journal.add([an_intent(1)])
     journal.move("op1", S.GONE, now=20.0, reason="x")
@@ -156,21 +185,21 @@ def test_only_the_last_events_are_kept(journal: Journal, url: str) -> None:
 
 
 def test_back_offs_are_replaced_by_key_and_released(journal: Journal) -> None:
-    first, second = BackOff("k", 10.0, 1, 0.0, "r"), BackOff("k", 30.0, 2, 10.0, "r")
+    first, second = BackOff(KEY, 10.0, 1, 0.0, "r"), BackOff(KEY, 30.0, 2, 10.0, "r")
     journal.hold_back(first)
     journal.hold_back(second)
-    assert journal.backoffs() == {"k": second}
-    journal.release(["k", "other"])
+    assert journal.backoffs() == {KEY: second}
+    journal.release([KEY, OTHER])
     assert journal.backoffs() == {}
 
 
 def test_back_offs_that_nobody_looks_at_any_more_are_dropped(journal: Journal) -> None:
-    journal.hold_back(BackOff("old", 100.0, 1, 0.0, "r"))
-    journal.hold_back(BackOff("long", 90_000.0, 1, 0.0, "r"))
+    journal.hold_back(BackOff(KEY, 100.0, 1, 0.0, "r"))
+    journal.hold_back(BackOff(OTHER, 90_000.0, 1, 0.0, "r"))
     journal.prune(100.0 + FORGET_SECONDS)
-    assert set(journal.backoffs()) == {"old", "long"}
+    assert set(journal.backoffs()) == {KEY, OTHER}
     journal.prune(101.0 + FORGET_SECONDS)
-    assert set(journal.backoffs()) == {"long"}
+    assert set(journal.backoffs()) == {OTHER}
 
 
 def test_commits_are_synchronous(journal: Journal) -> None:

@@ -13,6 +13,8 @@ from autoscaler.core.findings import applied, settle
 from autoscaler.core.model import (
     Adopt,
     BackOff,
+    BackOffKey,
+    BackOffKind,
     Boot,
     CancelDrain,
     Drain,
@@ -25,10 +27,12 @@ from autoscaler.core.model import (
     OfferKey,
     PoolPolicy,
     ProviderView,
+    RefusalKind,
     Retry,
     Stop,
     Sweep,
     Waiting,
+    WaitKind,
     World,
 )
 from autoscaler.core.packing import NOTHING, Bin, grouped, items, largest_first, vector
@@ -65,6 +69,7 @@ SMALL = Offer("small", "here", Resources(4, 8192, 80_000), Decimal("0.01"), avai
 CHEAP_FAR = Offer("small", "there", Resources(4, 8192, 80_000), Decimal("0.005"), available=True)
 GPU = Offer("gpu", "here", Resources(16, 65536, 80_000, gpus=1), Decimal("1"), available=True)
 ONE = Shape(cpus=1, memory_mb=1024, disk_mb=1024, slots=1)
+THERE = BackOffKey(BackOffKind.OFFER, "cloud", "small@there")
 FULL = Shape(cpus=4, memory_mb=7680, disk_mb=70_000, slots=10)
 
 
@@ -146,6 +151,12 @@ def reasons(seen: World, *pools: PoolPolicy, **rules: Any) -> dict[str, str]:
     return {wait.subject: wait.reason for wait in waits}
 
 
+def kinds(seen: World, *pools: PoolPolicy, **rules: Any) -> dict[str, WaitKind | RefusalKind]:
+    """Why what was not done is put off, by its subject."""
+    waits = plan(seen, FleetPolicy("test", pools or (a_pool(),), **rules), NOW).waits
+    return {wait.subject: wait.kind for wait in waits}
+
+
 def boots(actions: tuple[object, ...]) -> list[str]:
     return [str(action.offer) for action in actions if isinstance(action, Boot)]
 
@@ -176,20 +187,20 @@ def test_the_pools_own_order_of_offers_wins_over_the_price() -> None:
 
 
 def test_an_offer_that_is_held_back_is_passed_over() -> None:
-    held = BackOff("cloud offer small@there", NOW + 60, 1, NOW, "capacity")
+    held = BackOff(THERE, NOW + 60, 1, NOW, "capacity")
     assert boots(acts(world(waiting=1, backoffs={held.key: held}))) == ["small@here"]
 
 
 def test_a_back_off_that_is_over_holds_nothing() -> None:
-    held = BackOff("cloud offer small@there", NOW, 1, NOW - 60, "capacity")
+    held = BackOff(THERE, NOW, 1, NOW - 60, "capacity")
     assert boots(acts(world(waiting=1, backoffs={held.key: held}))) == ["small@there"]
 
 
 def test_a_provider_that_is_held_back_sells_nothing() -> None:
-    held = BackOff("cloud", NOW + 60, 1, NOW, "quota")
-    seen = world(waiting=2, backoffs={"cloud": held})
+    held = BackOff(BackOffKey(BackOffKind.PROVIDER, "cloud"), NOW + 60, 1, NOW, "quota")
+    seen = world(waiting=2, backoffs={held.key: held})
     assert acts(seen) == ()
-    assert reasons(seen)["pool cpu"] == "cloud is held back for 60 s: quota (2 waiting)"
+    assert kinds(seen)["pool cpu"] is RefusalKind.BACKOFF
 
 
 def test_what_is_not_available_is_not_tried() -> None:
@@ -220,7 +231,7 @@ def test_the_second_pool_is_not_used_while_the_first_only_takes_its_time() -> No
     seen = world(an_intent(S.BOOTING), waiting=9)
     pools = a_pool(max_in_flight=1), a_pool(name="more")
     assert acts(seen, *pools) == ()
-    assert "later: 1 are on their way" in reasons(seen, *pools)["pool cpu"]
+    assert kinds(seen, *pools)["pool cpu"] is RefusalKind.IN_FLIGHT
 
 
 def test_every_row_that_is_not_gone_counts_against_the_maximum() -> None:
@@ -228,7 +239,7 @@ def test_every_row_that_is_not_gone_counts_against_the_maximum() -> None:
     full = node_of(rows[1], reserved=Shape(cpus=4, memory_mb=7680, slots=10), sandboxes=3, idle_since=None)
     seen = world(*rows, nodes=(full,), waiting=9)
     assert boots(acts(seen)) == []
-    assert "it has 3 of at most 3" in reasons(seen)["pool cpu"]
+    assert kinds(seen)["pool cpu"] is RefusalKind.POOL_FULL
 
 
 def test_what_boots_counts_in_full_until_its_deadline_and_not_after() -> None:
@@ -254,7 +265,7 @@ def test_room_of_a_node_that_takes_nothing_does_not_count(state: NodeState) -> N
 def test_the_minimum_is_kept_one_a_tick() -> None:
     assert len(boots(acts(world(), a_pool(min=2)))) == 1
     assert len(boots(acts(world(), a_pool(min=2), creates_per_tick=5))) == 2
-    assert "later: 1 a tick" in reasons(world(), a_pool(min=2))["pool cpu"]
+    assert kinds(world(), a_pool(min=2))["pool cpu"] is RefusalKind.TICK_FULL
 
 
 def test_a_learned_shape_replaces_the_guess() -> None:
@@ -573,22 +584,22 @@ def failure(kind: ErrorKind, scope: Scope) -> ProviderError:
 @pytest.mark.parametrize(
     ("kind", "scope", "key"),
     [
-        (ErrorKind.CAPACITY, Scope.OFFER, "cloud offer small@here"),
-        (ErrorKind.CAPACITY, Scope.LOCATION, "cloud location here"),
-        (ErrorKind.QUOTA, Scope.OFFER, "cloud"),
-        (ErrorKind.AUTH, Scope.INSTANCE, "cloud"),
-        (ErrorKind.CONFIG, Scope.POOL, "pool cpu"),
-        (ErrorKind.EXISTS, Scope.INSTANCE, "pool cpu"),
+        (ErrorKind.CAPACITY, Scope.OFFER, BackOffKey(BackOffKind.OFFER, "cloud", "small@here")),
+        (ErrorKind.CAPACITY, Scope.LOCATION, BackOffKey(BackOffKind.LOCATION, "cloud", "here")),
+        (ErrorKind.QUOTA, Scope.OFFER, BackOffKey(BackOffKind.PROVIDER, "cloud")),
+        (ErrorKind.AUTH, Scope.INSTANCE, BackOffKey(BackOffKind.PROVIDER, "cloud")),
+        (ErrorKind.CONFIG, Scope.POOL, BackOffKey(BackOffKind.POOL, "cpu")),
+        (ErrorKind.EXISTS, Scope.INSTANCE, BackOffKey(BackOffKind.POOL, "cpu")),
     ],
 )
-def test_a_failure_holds_back_as_far_as_it_reaches(kind: ErrorKind, scope: Scope, key: str) -> None:
+def test_a_failure_holds_back_as_far_as_it_reaches(kind: ErrorKind, scope: Scope, key: BackOffKey) -> None:
     found = backoff.key_of(failure(kind, scope), "cloud", "cpu", OfferKey("small", "here"))
     assert found == key
     assert found in backoff.keys("cloud", "cpu", OfferKey("small", "here"))
 
 
 def grown(previous: BackOff | None, now: float, least: float = 0.0) -> BackOff:
-    return backoff.grown(previous, "k", bounds=(10.0, 35.0), now=now, reason="r", least=least)
+    return backoff.grown(previous, THERE, bounds=(10.0, 35.0), now=now, reason="r", least=least)
 
 
 def test_a_back_off_doubles_with_failed_windows_up_to_its_bound() -> None:

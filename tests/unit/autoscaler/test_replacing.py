@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoscaler.core import backoff
-from autoscaler.core.model import BackOff, Boot, Drain, Intent, World
+from autoscaler.core.model import BackOff, BackOffKey, Boot, Drain, Intent, World
 from autoscaler.core.states import IntentState
 from gateway.wire.states import NodeState
 from tests.unit.autoscaler.test_policy import (
@@ -216,9 +216,9 @@ def test_a_delete_that_goes_on_failing_is_sent_ever_more_rarely() -> None:
     [
         (backoff.CLOCK, "for 60 s: r"),
         (backoff.closing_key("cpu"), "nothing is closed for 60 s: r"),
-        (backoff.sweep_key("cloud", "vm-1"), "it is not told to go again for 60 s: r"),
+        (backoff.sweep_key("cloud", "vm-1"), "its delete is not sent again for 60 s: r"),
         (backoff.pool_key("cpu"), "nothing is created for 60 s: r"),
     ],
 )
-def test_a_back_off_says_what_is_held_back(key: str, words: str) -> None:
+def test_a_back_off_says_what_is_held_back(key: BackOffKey, words: str) -> None:
     assert backoff.words(BackOff(key, 60.0, 1, 0.0, "r")) == words

@@ -9,6 +9,8 @@ import pytest
 from autoscaler.core import backoff, cost
 from autoscaler.core.model import (
     BackOff,
+    BackOffKey,
+    BackOffKind,
     Boot,
     FleetPolicy,
     OfferKey,
@@ -29,6 +31,7 @@ from tests.unit.autoscaler.test_policy import (
     NOW,
     ONE,
     SMALL,
+    THERE,
     a_pool,
     acts,
     an_intent,
@@ -114,7 +117,7 @@ def test_what_ends_soon_is_bought_no_more() -> None:
 
 def test_a_refused_offer_gives_way_to_the_next_that_fits_in_the_same_tick() -> None:
     (boot,) = (action for action in acts(world(waiting=1)) if isinstance(action, Boot))
-    held = BackOff("cloud offer small@there", NOW + 60, 1, NOW, "capacity")
+    held = BackOff(THERE, NOW + 60, 1, NOW, "capacity")
     instead = fallback(world(waiting=1, backoffs={held.key: held}), FleetPolicy("test", (a_pool(),)), NOW, boot)
     assert boots(instead.actions) == ["small@here"]
     assert "small@there cannot be had" in instead.actions[0].reason
@@ -124,7 +127,7 @@ def test_a_refused_offer_gives_way_to_the_next_that_fits_in_the_same_tick() -> N
 
 def test_a_fallback_keeps_the_caps() -> None:
     (boot,) = (action for action in acts(world(waiting=1)) if isinstance(action, Boot))
-    held = BackOff("cloud offer small@there", NOW + 60, 1, NOW, "capacity")
+    held = BackOff(THERE, NOW + 60, 1, NOW, "capacity")
     pool = a_pool(max_hourly=Decimal("0.006"))
     instead = fallback(world(waiting=1, backoffs={held.key: held}), FleetPolicy("test", (pool,)), NOW, boot)
     assert instead.actions == ()
@@ -192,7 +195,7 @@ def test_builders_go_to_the_next_pool_while_the_first_cannot_grow() -> None:
     pools = (a_pool(name="one", role="builder", provider="second"), a_pool(name="two", role="builder"))
     (boot,) = acts(world(builders=1), *pools)
     assert boot.pool == "two"  # type: ignore[attr-defined]
-    held = BackOff("pool one", NOW + 60, 1, NOW, "failed")
+    held = BackOff(backoff.pool_key("one"), NOW + 60, 1, NOW, "failed")
     (boot,) = acts(world(builders=1, backoffs={held.key: held}), replace(pools[0], provider="cloud"), pools[1])
     assert boot.pool == "two"  # type: ignore[attr-defined]
     (boot,) = acts(world(builders=1), replace(pools[0], provider="cloud"), pools[1])
@@ -231,7 +234,7 @@ def test_what_is_on_its_way_at_most_doubles_what_works() -> None:
 
 
 def test_after_a_failed_boot_one_probe_at_a_time() -> None:
-    held = BackOff("pool cpu", NOW - 1, 1, NOW - 60, "failed")
+    held = BackOff(backoff.pool_key("cpu"), NOW - 1, 1, NOW - 60, "failed")
     seen = world(waiting=90, backoffs={held.key: held})
     assert len(boots(acts(seen, a_pool(max=99), creates_per_tick=50))) == 1
 
@@ -248,7 +251,7 @@ def test_three_failed_boots_open_the_circuit() -> None:
 
 
 def test_failures_without_end_wait_for_the_longest_window() -> None:
-    many = BackOff("pool cpu", NOW - 1, 10_000, NOW - 2, "late")
+    many = BackOff(backoff.pool_key("cpu"), NOW - 1, 10_000, NOW - 2, "late")
     assert backoff.failed_boot(many, "cpu", now=NOW, reason="late", chance=1.0).until == NOW + 3600
     assert backoff.grown(many, many.key, bounds=(10.0, 300.0), now=NOW, reason="x").until == NOW + 300
     assert backoff.retry_after(10_000) == backoff.RETRY_MOST
@@ -256,19 +259,20 @@ def test_failures_without_end_wait_for_the_longest_window() -> None:
 
 def test_jitter_shortens_a_window_but_never_below_what_was_asked_for() -> None:
     def grown(chance: float, least: float = 0.0) -> float:
-        return backoff.grown(None, "k", bounds=(120.0, 1800.0), now=0, reason="", least=least, chance=chance).until
+        return backoff.grown(None, THERE, bounds=(120.0, 1800.0), now=0, reason="", least=least, chance=chance).until
 
     assert [grown(1.0), grown(0.5), grown(0.0), grown(0.5, least=100.0)] == [120.0, 60.0, 30.0, 100.0]
 
 
 def test_a_quota_of_one_offer_holds_the_whole_provider_and_for_longer() -> None:
     error = ProviderError("full", kind=ErrorKind.QUOTA, applied=Applied.NO, scope=Scope.OFFER)
-    assert backoff.key_of(error, "cloud", "cpu", OfferKey("small", "here")) == "cloud"
-    assert backoff.bounds_of(error, "cloud", "cloud") == (300.0, 3600.0)
+    provider = BackOffKey(BackOffKind.PROVIDER, "cloud")
+    assert backoff.key_of(error, "cloud", "cpu", OfferKey("small", "here")) == provider
+    assert backoff.bounds_of(error, provider) == (300.0, 3600.0)
     error.kind = ErrorKind.AUTH
-    assert backoff.bounds_of(error, "cloud", "cloud") == backoff.BOUNDS[Scope.PROVIDER]
+    assert backoff.bounds_of(error, provider) == backoff.BOUNDS[Scope.PROVIDER]
     error.kind = ErrorKind.CAPACITY
-    assert backoff.bounds_of(error, "cloud offer x", "cloud") == backoff.BOUNDS[Scope.OFFER]
+    assert backoff.bounds_of(error, THERE) == backoff.BOUNDS[Scope.OFFER]
 
 
 # -- hours that are paid ----------------------------------------------------------------------------------------------
