@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Final
 
+import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
@@ -112,9 +113,9 @@ def run(arguments: list[str] | None = None) -> int:
     """
     try:
         application()(args=arguments, prog_name="sandboxes")
-    except CommandFailed as failure:
-        print(f"error: {failure.message}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
-        return failure.exit_code
+    except click.ClickException as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+        return error.exit_code
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
