@@ -13,7 +13,14 @@ from typing import Any, BinaryIO, Final
 from gateway.wire.states import ExecStatus
 from sandboxes.connection import SERVICE_FAILED
 from sandboxes.errors import CommandFailed
-from ucloud_sandboxes_sdk import ExecHandle, SandboxApiError, SandboxExecResult, StdinClosedError, event_bytes
+from ucloud_sandboxes_sdk import (
+    ExecHandle,
+    SandboxApiError,
+    SandboxExecResult,
+    SandboxExecSession,
+    StdinClosedError,
+    event_bytes,
+)
 
 READ: Final = 64 * 1024
 BLOCK: Final = 512 * 1024
@@ -82,7 +89,7 @@ def follow(handle: ExecHandle, *, stdin: bool, pass_interrupt: bool = True) -> i
     return exit_code(handle.session)
 
 
-def exit_code(session: dict[str, Any]) -> int:
+def exit_code(session: SandboxExecSession) -> int:
     """The exit code to pass on; says on stderr what the code alone does not tell.
 
     Raises:

@@ -52,10 +52,10 @@ def rm(
     """
 
     def delete(client: SandboxClient, sandbox_id: str) -> dict[str, Any]:
-        answer = client.delete_sandbox(sandbox_id)
-        if not answer.get("deleted"):
+        deleted = client.delete_sandbox(sandbox_id)["deleted"]
+        if not deleted:
             raise NotFoundError(f"sandbox {sandbox_id}: there is no such sandbox")
-        return {"id": sandbox_id, "state": answer["deleted"].get("state")}
+        return {"id": sandbox_id, "state": deleted["state"]}
 
     with failures():
         _each(access().client(), sandbox_ids, delete, "deleting", as_json)

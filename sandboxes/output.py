@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.wire.nodes import NodeRecord
+from ucloud_sandboxes_sdk import SandboxInfo
 
 WIDE: Final = 240  # where no terminal sets a width, nothing is cut
 INTERNAL: Final = "sandboxes-cli/"
@@ -29,11 +30,11 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
-def sandboxes(records: Iterable[dict[str, Any]]) -> Table:
+def sandboxes(records: Iterable[SandboxInfo]) -> Table:
     """One row a sandbox."""
     table = _table("ID", "STATE", "IMAGE", "NODE", "ISOLATION", "CPUS", "MEMORY", "AGE", "LABELS")
     for record in records:
-        spec = record.get("spec", {})
+        spec = record["spec"]
         state = record["state"] + (f" ({record['reason']})" if record.get("reason") else "")
         labels = record.get("labels", {}).items()
         _row(
@@ -43,8 +44,8 @@ def sandboxes(records: Iterable[dict[str, Any]]) -> Table:
             record["image"],
             record.get("node_id") or "-",
             record.get("isolation") or "-",
-            f"{spec.get('cpus', 0):g}",
-            mebibytes(spec.get("memory_mb", 0)),
+            f"{spec['cpus']:g}",
+            mebibytes(spec["memory_mb"]),
             age(datetime.fromisoformat(record["created_at"])),
             " ".join(f"{key}={value}" for key, value in labels if not key.startswith(INTERNAL)),
         )

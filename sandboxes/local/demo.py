@@ -111,7 +111,7 @@ def prove(client: SandboxClient, sandbox: SandboxHandle, create: float) -> Proof
         started = time.monotonic()
         sandbox.exec(["true"], timeout_seconds=60)
         execs.append(time.monotonic() - started)
-    isolation = str((client.get_sandbox(sandbox.id) or {}).get("isolation"))
+    isolation = str(sandbox.refresh().get("isolation"))
     started = time.monotonic()
     sandbox.delete()
     return Proof(isolation, kernel, log_line, create, tuple(execs), time.monotonic() - started)

@@ -19,7 +19,7 @@ def test_every_code_has_a_type(code: ErrorCode) -> None:
     assert (str(error), error.code, error.retryable) == ("why", code.value, True)
 
 
-def test_no_type_is_for_a_code_that_the_service_does_not_have() -> None:
+def test_every_mapped_code_exists_on_the_service() -> None:
     assert set(errors.BY_CODE) <= {code.value for code in ErrorCode}
 
 
@@ -33,12 +33,12 @@ def test_the_tree_in_the_docstring_is_complete_and_exported() -> None:
     assert types <= set(sdk.__all__)
 
 
-def test_an_answer_without_a_body_of_ours_is_typed_by_its_status() -> None:
+def test_response_without_a_code_is_typed_by_its_status() -> None:
     error = errors.error_from_answer(403, {"error": "<html>"}, {})
     assert isinstance(error, sdk.AuthenticationError)
     assert error.code is None
     assert error.retryable is None
-    assert str(errors.error_from_answer(302, {}, {})) == "the service answered HTTP 302"
+    assert "302" in str(errors.error_from_answer(302, {}, {}))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_retry_after_may_be_a_date() -> None:
     assert error.retry_after_seconds == 0.0
 
 
-def test_details_are_readable() -> None:
+def test_details_are_properties() -> None:
     body = {"error": "x", "code": "sandbox_not_running", "state": "exited", "reason": "oom", "request_id": "r-1"}
     error = errors.error_from_answer(409, body, {})
     assert isinstance(error, sdk.SandboxNotRunningError)
@@ -64,5 +64,5 @@ def test_details_are_readable() -> None:
     assert refused.fields == fields
 
 
-def test_a_passed_deadline_is_also_a_built_in_timeout() -> None:
+def test_passed_deadline_is_also_a_builtin_timeout() -> None:
     assert issubclass(sdk.DeadlineExceededError, TimeoutError)

@@ -28,7 +28,7 @@ def says(output: Output, code: int = 0) -> Program:
     return lambda request, stdin: (output, code)
 
 
-def test_a_quick_command_costs_one_round_trip(gateway: Gateway, sandbox: SandboxHandle) -> None:
+def test_quick_command_costs_one_round_trip(gateway: Gateway, sandbox: SandboxHandle) -> None:
     seen = len(gateway.requests)
     result = sandbox.exec(["echo", "hello"])
     assert (result.stdout, result.stderr, result.exit_code, result.status) == ("hello\n", "", 0, "exited")
@@ -36,7 +36,7 @@ def test_a_quick_command_costs_one_round_trip(gateway: Gateway, sandbox: Sandbox
     assert len(gateway.requests) == seen + 1
 
 
-def test_a_failure_is_a_result(gateway: Gateway, sandbox: SandboxHandle) -> None:
+def test_failed_command_is_a_result(gateway: Gateway, sandbox: SandboxHandle) -> None:
     gateway.program = says([("stderr", b"no\n")], 3)
     result = sandbox.exec(["false"])
     assert (result.exit_code, result.stderr, result.success) == (3, "no\n", False)
@@ -60,7 +60,7 @@ def test_output_is_exact_and_text_is_decoded_once(gateway: Gateway, sandbox: San
     assert [event["sequence"] for event in result.events] == [1, 2, 3, 4]
 
 
-def test_a_timeout_is_a_result_with_the_output_so_far(gateway: Gateway, sandbox: SandboxHandle) -> None:
+def test_timeout_is_a_result_with_the_output_so_far(gateway: Gateway, sandbox: SandboxHandle) -> None:
     gateway.open_session = True
     handle = sandbox.start_exec(["sleep", "60"], timeout_seconds=1)
     gateway.sessions[handle.session_id].finish([("stdout", b"so far")], 124, status=ExecStatus.FAILED, timed_out=True)
@@ -68,7 +68,7 @@ def test_a_timeout_is_a_result_with_the_output_so_far(gateway: Gateway, sandbox:
     assert (result.timed_out, result.exit_code, result.stdout, result.success) == (True, 124, "so far", False)
 
 
-def test_events_that_do_not_fit_the_first_answer_are_streamed(gateway: Gateway, sandbox: SandboxHandle) -> None:
+def test_events_beyond_the_first_response_are_streamed(gateway: Gateway, sandbox: SandboxHandle) -> None:
     gateway.program = says([("stdout", str(n).encode()) for n in range(100)])
     session = gateway.add_session(sandbox.id, ExecRequest(command=["x"]))
     session.finish(*gateway.program(session.request, b""))
@@ -89,9 +89,7 @@ def finished(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, co
     return handle
 
 
-def test_a_broken_stream_is_taken_up_where_it_broke(
-    gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle
-) -> None:
+def test_broken_stream_resumes_where_it_broke(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
     handle = finished(gateway, client, sandbox)
     lines = gateway.sessions[handle.session_id].lines(0)
     gateway.next(
@@ -110,7 +108,7 @@ def test_a_broken_stream_is_taken_up_where_it_broke(
     assert handle.session["status"] == "exited"
 
 
-def test_a_gap_in_the_events_is_an_error(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
+def test_gap_in_the_events_is_an_error(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
     handle = finished(gateway, client, sandbox)
     lines = gateway.sessions[handle.session_id].lines(0)
     gateway.next("GET", "/stream", Reply(chunks=[*lines[:3], *lines[4:]]))
@@ -119,14 +117,14 @@ def test_a_gap_in_the_events_is_an_error(gateway: Gateway, client: SandboxClient
     assert (caught.value.expected_sequence, caught.value.received_sequence) == (4, 5)
 
 
-def test_a_lost_session_is_not_exit_0(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
+def test_lost_session_is_not_exit_0(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
     handle = finished(gateway, client, sandbox)
     gateway.next("GET", "/stream", error(ErrorCode.EXEC_LOST))
     with pytest.raises(ExecLostError):
         handle.wait()
 
 
-def test_a_stream_that_never_comes_back_ends_in_an_error(
+def test_stream_that_never_comes_back_ends_in_an_error(
     gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ucloud_sandboxes_sdk.events.REATTACH_SECONDS", 0.5)
@@ -136,7 +134,7 @@ def test_a_stream_that_never_comes_back_ends_in_an_error(
         handle.wait()
 
 
-def test_wait_has_everything_also_what_events_gave_out(
+def test_wait_returns_everything_after_events_were_read(
     gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle
 ) -> None:
     handle = finished(gateway, client, sandbox, 3)
@@ -154,7 +152,7 @@ def test_another_program_can_take_over(gateway: Gateway, client: SandboxClient, 
     assert [event["sequence"] for event in page["events"]] == [2, 3]
 
 
-def test_waiting_has_a_deadline_of_its_own(gateway: Gateway, sandbox: SandboxHandle) -> None:
+def test_wait_has_a_deadline_of_its_own(gateway: Gateway, sandbox: SandboxHandle) -> None:
     gateway.open_session = True
     handle = sandbox.start_exec(["sleep", "60"])
     with pytest.raises(TimeoutError):
@@ -175,7 +173,7 @@ def test_input_arrives_byte_for_byte(sandbox: SandboxHandle, given: str | bytes,
         assert sandbox.exec(["cat"], input=io.BytesIO(given)).stdout_bytes == expected
 
 
-def test_a_process_that_does_not_want_all_its_input_is_no_error(
+def test_process_that_ends_before_its_input_is_no_error(
     gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = client.start_exec
@@ -190,7 +188,7 @@ def test_a_process_that_does_not_want_all_its_input_is_no_error(
     assert len(gateway.sent("POST", "/stdin")) == 1
 
 
-def test_a_process_without_stdin_takes_no_input(gateway: Gateway, sandbox: SandboxHandle) -> None:
+def test_process_without_stdin_takes_no_input(gateway: Gateway, sandbox: SandboxHandle) -> None:
     gateway.open_session = True
     with pytest.raises(StdinClosedError):
         sandbox.start_exec(["cat"]).write_stdin("x")
@@ -204,7 +202,7 @@ def test_stdin_can_be_written_in_steps(gateway: Gateway, sandbox: SandboxHandle)
     assert handle.wait().stdout == "one two"
 
 
-def test_a_sandbox_that_does_not_run_says_where_it_stands(
+def test_error_carries_state_of_sandbox_that_does_not_run(
     gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle
 ) -> None:
     gateway.next("POST", "/exec", error(ErrorCode.SANDBOX_NOT_RUNNING, state="exited", reason="oom"))
@@ -213,7 +211,7 @@ def test_a_sandbox_that_does_not_run_says_where_it_stands(
     assert (caught.value.state, caught.value.reason) == ("exited", "oom")
 
 
-def test_truncated_output_says_so(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
+def test_truncated_output_is_reported(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
     session = gateway.add_session(sandbox.id, ExecRequest(command=["x"]))
     session.finish([("stdout", b"ab")], 0, truncated=True, stdout_bytes=1000)
     result = client.get_exec(session.session.id).wait()

@@ -24,7 +24,7 @@ ODD_NAMES = ["/plain", "relative", "/with space", "/q'uo\"te", "/new\nline", "/a
 
 
 @pytest.mark.parametrize("path", ODD_NAMES)
-def test_any_name_goes_there_and_back(sandbox: SandboxHandle, gateway: Gateway, path: str) -> None:
+def test_any_name_round_trips(sandbox: SandboxHandle, gateway: Gateway, path: str) -> None:
     sandbox.upload_file(path, b"\x00\xff")
     assert gateway.files[sandbox.id, path] == b"\x00\xff"
     assert sandbox.download_file(path) == b"\x00\xff"
@@ -49,7 +49,7 @@ def test_every_kind_of_source(sandbox: SandboxHandle, tmp_path: Path) -> None:
     assert sandbox.download_file("/g") == local.read_bytes()
 
 
-def test_a_pipe_is_sent_with_its_length(sandbox: SandboxHandle, gateway: Gateway) -> None:
+def test_pipe_is_sent_with_its_length(sandbox: SandboxHandle, gateway: Gateway) -> None:
     reader, writer = os.pipe()
 
     def feed() -> None:
@@ -83,13 +83,13 @@ class Shrunk(io.BytesIO):
         return super().seek(offset, whence) + (10 if whence == os.SEEK_END else 0)
 
 
-def test_a_source_that_shrinks_leaves_no_half_file(sandbox: SandboxHandle, gateway: Gateway) -> None:
+def test_source_that_shrinks_leaves_no_partial_file(sandbox: SandboxHandle, gateway: Gateway) -> None:
     with pytest.raises(ValueError, match="ended after 3 of 13 bytes"):
         sandbox.upload_file("/f", Shrunk(b"abc"))
     assert gateway.files == {}
 
 
-def test_a_missing_local_file_is_the_usual_error(sandbox: SandboxHandle, tmp_path: Path, gateway: Gateway) -> None:
+def test_missing_local_file_is_the_builtin_error(sandbox: SandboxHandle, tmp_path: Path, gateway: Gateway) -> None:
     seen = len(gateway.requests)
     with pytest.raises(FileNotFoundError):
         sandbox.upload_file_from_path(tmp_path / "missing", "/f")
@@ -97,7 +97,7 @@ def test_a_missing_local_file_is_the_usual_error(sandbox: SandboxHandle, tmp_pat
 
 
 @pytest.mark.parametrize("cut", [0, 5, MIB + 1])
-def test_a_download_that_ends_early_is_an_error(
+def test_download_that_ends_early_is_an_error(
     sandbox: SandboxHandle, gateway: Gateway, tmp_path: Path, cut: int
 ) -> None:
     target = tmp_path / "f"
@@ -112,14 +112,14 @@ def test_a_download_that_ends_early_is_an_error(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_chunked_download_that_ends_early_is_an_error(sandbox: SandboxHandle, gateway: Gateway) -> None:
+def test_chunked_download_that_ends_early_is_an_error(sandbox: SandboxHandle, gateway: Gateway) -> None:
     gateway.next("GET", "/files", Reply(chunks=[b"abc"], cut=1), Reply(chunks=[b"abc", b"def"]))
     with pytest.raises(TransportError):
         sandbox.download_file("/f")
     assert sandbox.download_file("/f") == b"abcdef"
 
 
-def test_a_download_replaces_the_local_file_in_one_step(sandbox: SandboxHandle, tmp_path: Path) -> None:
+def test_download_replaces_the_local_file_atomically(sandbox: SandboxHandle, tmp_path: Path) -> None:
     target = tmp_path / "f"
     target.write_text("old")
     sandbox.upload_file("/f", "new")
@@ -128,7 +128,7 @@ def test_a_download_replaces_the_local_file_in_one_step(sandbox: SandboxHandle, 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_full_local_disk_is_the_usual_error(sandbox: SandboxHandle) -> None:
+def test_full_local_disk_is_the_builtin_error(sandbox: SandboxHandle) -> None:
     sandbox.upload_file("/f", b"x" * MIB)
     with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="No space left"):
         sandbox.download_file_to("/f", full)

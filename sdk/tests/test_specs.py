@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+import ucloud_sandboxes_sdk as sdk
+from gateway.wire import capacity, exec, resources, system
 from gateway.wire import sandboxes as wire
+from gateway.wire.base import WireModel
 from ucloud_sandboxes_sdk import Image, SandboxFilesystemSpec, SandboxSecuritySpec, SandboxSpec
 from ucloud_sandboxes_sdk.specs import argv, wire_fields
 
@@ -15,7 +18,7 @@ def read(payload: dict[str, object]) -> wire.SandboxSpec:
     return wire.SandboxSpec.model_validate_json(json.dumps(payload))
 
 
-def test_a_spec_with_defaults_means_what_the_service_takes_for_a_bare_one() -> None:
+def test_default_spec_equals_the_service_defaults() -> None:
     assert read(SandboxSpec(id="a", image=IMAGE).to_dict()) == read({"id": "a", "image": "python:3.12-slim"})
 
 
@@ -49,7 +52,7 @@ def test_every_field_arrives() -> None:
     assert (got.filesystem.workspace_path, got.filesystem.tmpfs_mb) == ("/w", 8)
 
 
-def test_every_field_of_the_service_can_be_said() -> None:
+def test_every_field_of_the_service_can_be_asked_for() -> None:
     # ssh and managed_process are accepted by the service for older programs only.
     assert set(SandboxSpec.__dataclass_fields__) == set(wire.SandboxSpec.model_fields) - {"ssh", "managed_process"}
     assert set(SandboxSecuritySpec.__dataclass_fields__) == set(wire.Security.model_fields)
@@ -65,7 +68,7 @@ def test_keywords_send_only_what_was_given() -> None:
     assert wire_fields({"image": IMAGE, "cpus": None, "profile": "x"}) == {"image": "python:3.12-slim", "profile": "x"}
 
 
-def test_an_image_must_be_an_image() -> None:
+def test_image_must_be_an_image() -> None:
     with pytest.raises(TypeError, match=r"Image\.from_registry"):
         wire_fields({"image": "busybox"})
     for wrong in ("", " busybox"):
@@ -73,6 +76,39 @@ def test_an_image_must_be_an_image() -> None:
             Image.from_registry(wrong)
 
 
-def test_a_bare_string_is_a_program_not_a_shell_line() -> None:
+def test_bare_string_is_a_program_not_a_shell_line() -> None:
     assert argv("ls -l") == ["ls -l"]
     assert argv(("a", "b")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (sdk.SandboxInfo, wire.SandboxRecord),
+        (sdk.SandboxResponse, wire.SandboxEnvelope),
+        (sdk.SandboxListResponse, wire.SandboxList),
+        (sdk.SandboxDeleteResponse, wire.DeleteAnswer),
+        (sdk.SandboxExecSession, exec.ExecSession),
+        (sdk.SandboxExecEvent, exec.ExecEvent),
+        (sdk.SandboxExecResponse, exec.ExecEvents),
+        (sdk.SandboxUploadResponse, exec.PutFileAnswer),
+        (sdk.ServiceHealth, system.GatewayHealth),
+        (sdk.ResourceAmounts, resources.Shape),
+        (sdk.CapacityDemand, capacity.Demand),
+        (sdk.WaitingSandboxInfo, capacity.WaitingSandbox),
+        (sdk.PreparedUnits, capacity.PreparedCapacity),
+        (sdk.PreparedBuilderUnits, capacity.PreparedBuilders),
+        (sdk.PrepareCapacityResponse, capacity.PrepareAnswer),
+        (sdk.PreparedCapacityResponse, capacity.PreparedList),
+        (sdk.DeleteCapacityResponse, capacity.PrepareDeleted),
+        (sdk.PrepareBuilderResponse, capacity.BuilderPrepareAnswer),
+        (sdk.PreparedBuildersResponse, capacity.PreparedBuilderList),
+        (sdk.DeleteBuilderResponse, capacity.BuilderPrepareDeleted),
+    ],
+)
+def test_results_have_the_fields_of_the_wire(ours: type, theirs: type[WireModel]) -> None:
+    assert set(ours.__annotations__) == set(theirs.model_fields)
+
+
+def test_spec_of_a_record_has_the_fields_that_can_be_asked_for() -> None:
+    assert set(sdk.SandboxSpecInfo.__annotations__) == set(SandboxSpec.__dataclass_fields__)

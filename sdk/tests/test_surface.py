@@ -21,7 +21,8 @@ def public_callables() -> list[tuple[str, object]]:
     for name in sdk.__all__:
         value = getattr(sdk, name)
         if inspect.isclass(value):
-            members = [(k, v) for k, v in vars(value).items() if not k.startswith("_")]
+            ours = [each for each in value.__mro__ if each.__module__.startswith(sdk.__name__)]
+            members = [(k, v) for each in ours for k, v in vars(each).items() if not k.startswith("_")]
             found += [(f"{name}.{k}", v) for k, v in members if callable(v) or isinstance(v, property | classmethod)]
         if callable(value):
             found.append((name, value))

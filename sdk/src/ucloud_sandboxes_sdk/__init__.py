@@ -10,7 +10,6 @@
 """
 
 from .client import SandboxClient, sandbox_auth_headers
-from .create import CreateProgress
 from .errors import (
     AuthenticationError,
     BusyError,
@@ -39,20 +38,48 @@ from .errors import (
     StdinClosedError,
     TransportError,
 )
-from .events import event_bytes
 from .exec import ExecHandle, ExecOptions
-from .handle import SandboxHandle
-from .results import SandboxExecResult, SandboxLogChunk, SandboxUsage
+from .results import (
+    CapacityDemand,
+    DeleteBuilderResponse,
+    DeleteCapacityResponse,
+    PrepareBuilderResponse,
+    PrepareCapacityResponse,
+    PreparedBuildersResponse,
+    PreparedBuilderUnits,
+    PreparedCapacityResponse,
+    PreparedUnits,
+    ResourceAmounts,
+    SandboxDeleteResponse,
+    SandboxExecEvent,
+    SandboxExecResponse,
+    SandboxExecResult,
+    SandboxExecSession,
+    SandboxInfo,
+    SandboxListResponse,
+    SandboxLogChunk,
+    SandboxResponse,
+    SandboxSpecInfo,
+    SandboxUploadResponse,
+    SandboxUsage,
+    ServiceHealth,
+    WaitingSandboxInfo,
+    event_bytes,
+)
+from .sandbox import CreateProgress, SandboxHandle
 from .specs import Image, SandboxFilesystemSpec, SandboxSecuritySpec, SandboxSpec
-from .version import __version__
+from .transport import __version__
 
 __all__ = [
     "AuthenticationError",
     "BusyError",
+    "CapacityDemand",
     "ConflictError",
     "CreateInProgressError",
     "CreateProgress",
     "DeadlineExceededError",
+    "DeleteBuilderResponse",
+    "DeleteCapacityResponse",
     "DiskFullError",
     "ExecEventHistoryLostError",
     "ExecHandle",
@@ -69,22 +96,40 @@ __all__ = [
     "NotADirectoryInSandboxError",
     "NotFoundError",
     "PermissionDeniedInSandboxError",
+    "PrepareBuilderResponse",
+    "PrepareCapacityResponse",
+    "PreparedBuilderUnits",
+    "PreparedBuildersResponse",
+    "PreparedCapacityResponse",
+    "PreparedUnits",
+    "ResourceAmounts",
     "SandboxApiError",
     "SandboxClient",
+    "SandboxDeleteResponse",
+    "SandboxExecEvent",
+    "SandboxExecResponse",
     "SandboxExecResult",
+    "SandboxExecSession",
     "SandboxFileError",
     "SandboxFilesystemSpec",
     "SandboxHandle",
+    "SandboxInfo",
+    "SandboxListResponse",
     "SandboxLogChunk",
     "SandboxNotRunningError",
+    "SandboxResponse",
     "SandboxSecuritySpec",
     "SandboxSpec",
+    "SandboxSpecInfo",
+    "SandboxUploadResponse",
     "SandboxUsage",
+    "ServiceHealth",
     "ServiceTimeoutError",
     "SpecConflictError",
     "StartError",
     "StdinClosedError",
     "TransportError",
+    "WaitingSandboxInfo",
     "__version__",
     "event_bytes",
     "sandbox_auth_headers",

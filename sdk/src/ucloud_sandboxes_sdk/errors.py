@@ -2,7 +2,7 @@
 
 ::
 
-    SandboxApiError                     the service said no, or no answer came
+    SandboxApiError                     the service refused, or no response came
     ├── AuthenticationError             no token, a wrong one, or one without the right (401, 403)
     ├── InvalidRequestError             a field was refused; ``fields`` names it (400, 413, 422)
     ├── NotFoundError                   no such sandbox or exec session (404)
@@ -26,7 +26,7 @@
     │   ├── NotADirectoryInSandboxError
     │   ├── PermissionDeniedInSandboxError
     │   └── DiskFullError
-    └── TransportError                  no complete answer: refused, reset, cut short; the outcome is unknown
+    └── TransportError                  no complete response: refused, reset, cut short; the outcome is unknown
         └── DeadlineExceededError       the call's own deadline ran out; also a built-in `TimeoutError`
 """
 
@@ -42,9 +42,9 @@ class SandboxApiError(RuntimeError):
     """A call did not succeed.  ``str()`` is one sentence for people; programs decide by type or ``code``.
 
     Attributes:
-        status_code: HTTP status, or ``None`` when no answer came.
-        body: the decoded error body; ``{"error": <text>}`` where the answer was not JSON.
-        headers: headers of the answer.
+        status_code: HTTP status, or ``None`` when no response came.
+        body: the decoded error body; ``{"error": <text>}`` where the response was not JSON.
+        headers: headers of the response.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SandboxApiError(RuntimeError):
 
     @property
     def code(self) -> str | None:
-        """The service's code for what went wrong, e.g. ``no_room``; ``None`` when the answer had none."""
+        """The service's code for what went wrong, e.g. ``no_room``; ``None`` when the response had none."""
         value = self._get("code")
         return value if isinstance(value, str) else None
 
@@ -77,7 +77,7 @@ class SandboxApiError(RuntimeError):
 
     @property
     def retry_after_seconds(self) -> float | None:
-        """Seconds to wait before the next try, from ``Retry-After``, between 0 and 60; ``None`` when not told."""
+        """Seconds to wait before the next attempt, from ``Retry-After``, between 0 and 60; ``None`` without it."""
         text = next((value for key, value in self.headers.items() if key.lower() == "retry-after"), None)
         return None if text is None else _retry_after(text)
 
@@ -99,7 +99,7 @@ class InvalidRequestError(SandboxApiError):
 
     @property
     def fields(self) -> list[dict[str, str]]:
-        """The refused fields: ``[{"field": "security.pids_limit", "problem": "…"}]``; empty when not told."""
+        """The refused fields: ``[{"field": "security.pids_limit", "problem": "…"}]``; may be empty."""
         value = self._get("fields")
         return value if isinstance(value, list) else []
 
@@ -210,7 +210,7 @@ class DiskFullError(SandboxFileError):
 
 
 class TransportError(SandboxApiError):
-    """No complete answer arrived.  Whether the call took effect is unknown, unless ``sent`` is false.
+    """No complete response arrived.  Whether the call took effect is unknown, unless ``sent`` is false.
 
     Attributes:
         sent: false when the connection could not be made, so that the service cannot have seen the call.
@@ -222,7 +222,7 @@ class TransportError(SandboxApiError):
 
 
 class DeadlineExceededError(TransportError, TimeoutError):
-    """The deadline of the call ran out before an answer came."""
+    """The deadline of the call ran out before a response came."""
 
 
 BY_CODE: Final[Mapping[str, type[SandboxApiError]]] = {
@@ -268,11 +268,11 @@ BY_STATUS: Final[Mapping[int, type[SandboxApiError]]] = {
     429: BusyError,
     504: ServiceTimeoutError,
 }
-"""Used where an answer carries no code, e.g. one from a proxy in front of the service."""
+"""Used where a response carries no code, e.g. one from a proxy in front of the service."""
 
 
 def error_from_answer(status: int, body: object, headers: Mapping[str, str]) -> SandboxApiError:
-    """The typed error for an answer that is not 2xx."""
+    """Return the typed error for a response that is not 2xx."""
     code = body.get("code") if isinstance(body, dict) else None
     sentence = body.get("error") if isinstance(body, dict) else None
     kind = (BY_CODE.get(code) if isinstance(code, str) else None) or BY_STATUS.get(status, SandboxApiError)
@@ -288,4 +288,4 @@ def _retry_after(text: str) -> float | None:
             seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
         except ValueError:
             return None
-    return min(MAX_RETRY_AFTER, max(0.0, seconds)) if seconds == seconds else None  # NaN is no answer
+    return min(MAX_RETRY_AFTER, max(0.0, seconds)) if seconds == seconds else None  # NaN is no delay

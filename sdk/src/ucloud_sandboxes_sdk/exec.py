@@ -1,22 +1,18 @@
-"""Starting processes in a sandbox, feeding them and following them."""
+"""Processes in a sandbox: starting them, feeding them and following them."""
 
 import base64
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypedDict
+from typing import BinaryIO, Final, TypedDict, Unpack, cast
 
 from .errors import SandboxApiError, StdinClosedError
-from .events import TERMINAL, Event, EventReader
-from .results import SandboxExecResult
-from .retry import Deadline
+from .events import ENDED, EventReader
+from .results import SandboxExecEvent, SandboxExecResponse, SandboxExecResult, SandboxExecSession
 from .specs import argv
-from .transport import Call, Transport, segment
-
-if TYPE_CHECKING:
-    from .client import SandboxClient
+from .transport import Call, Deadline, ServiceCalls, segment
 
 STDIN_BLOCK: Final = 1024 * 1024
 FIRST_WAIT: Final = 10.0  # seconds in which a command that ends costs one round trip
-KILL_GRACE: Final = 60.0  # what the service may take to kill and to answer, after the command's own timeout
+KILL_GRACE: Final = 60.0  # what the service may take to kill and to respond, after the command's own timeout
 SIGKILL: Final = 9
 
 Input = str | bytes | BinaryIO
@@ -39,63 +35,139 @@ class ExecOptions(TypedDict, total=False):
     """Kept for older programs; only ``False`` is served."""
 
 
-def start(
-    transport: Transport,
-    sandbox_id: str,
-    command: Sequence[str] | str,
-    *,
-    stdin: bool,
-    wait_seconds: float | None,
-    timeout_seconds: float,
-    options: ExecOptions,
-) -> dict[str, Any]:
-    """One start, sent once: the answer has ``session``, and ``events`` where ``wait_seconds`` was given."""
-    chosen = {key: value for key, value in options.items() if value is not None}
-    payload = {"command": argv(command), "stdin": stdin, "tty": False, **chosen}
-    call = Call.with_json("POST", f"/v1/sandboxes/{segment(sandbox_id)}/exec", payload)
-    if wait_seconds is not None:
-        call = Call(call.method, call.path, {"wait_seconds": wait_seconds}, call.body, call.headers)
-    answer = transport.json(call, timeout_seconds=timeout_seconds + (wait_seconds or 0.0))
-    session = answer.get("session")
-    if not isinstance(session, dict) or not isinstance(session.get("id"), str):
-        raise SandboxApiError("the service answered an exec without a session id", body=answer)
-    return answer
+class ExecCalls(ServiceCalls):
+    """The calls about processes in sandboxes."""
 
+    def exec(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        *,
+        input: Input | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> SandboxExecResult:
+        """Run a command to its end and return all of its output.
 
-def run(
-    client: "SandboxClient", sandbox_id: str, command: Sequence[str] | str, options: ExecOptions
-) -> SandboxExecResult:
-    """A command without input, to its end: one round trip if it is quick."""
-    limit = options.get("timeout_seconds")
-    deadline = None if limit is None else Deadline.after(limit + KILL_GRACE)
-    answer = start(
-        client.transport,
-        sandbox_id,
-        command,
-        stdin=False,
-        wait_seconds=FIRST_WAIT,
-        timeout_seconds=client.timeout_seconds,
-        options=options,
-    )
-    return _collect(client.transport, answer["session"], answer.get("events", ()), deadline)
+        ``timeout_seconds`` is kept by the service: it kills the whole process group, and the result carries the output
+        so far with ``timed_out`` set and exit code 124.  Nothing is raised for it.  Without it a command may take as
+        long as its sandbox lives.
 
+        Args:
+            sandbox_id: where.
+            command: program and arguments; no shell is put around them.
+            input: what the process reads on stdin (text, bytes, or an open binary file); without it stdin is empty.
+            **options: see `ExecOptions`.
 
-def run_with_input(
-    client: "SandboxClient", sandbox_id: str, command: Sequence[str] | str, data: Input, options: ExecOptions
-) -> SandboxExecResult:
-    """A command with all of its input, to its end."""
-    limit = options.get("timeout_seconds")
-    deadline = None if limit is None else Deadline.after(limit + KILL_GRACE)
-    handle = client.start_exec(sandbox_id, command, stdin=True, **options)
-    try:
-        # The service keeps the output meanwhile, so that writing everything first cannot block for ever.
-        for block, last in _blocks(data):
-            handle.write_stdin(block, eof=last)
-            if handle.session.get("status") in TERMINAL:
-                break  # the process did not want all of it, as `yes | head` shows; its result tells how it went
-    except StdinClosedError:
-        pass  # the same, seen a moment later
-    return _collect(client.transport, handle.session, (), deadline)
+        Raises:
+            SandboxNotRunningError: the sandbox is paused or has ended.
+            ExecLostError: the outcome cannot be known, e.g. because the node restarted.
+            TransportError: the start was sent and no response came.  The command may run; it is never sent twice.
+        """
+        limit = options.get("timeout_seconds")
+        deadline = None if limit is None else Deadline.after(limit + KILL_GRACE)
+        if input is None:
+            answer = self._start(sandbox_id, command, options, stdin=False, wait_seconds=FIRST_WAIT)
+            return self._collect(answer["session"], answer.get("events", ()), deadline)
+        handle = self.start_exec(sandbox_id, command, stdin=True, **options)
+        try:
+            # The service keeps the output meanwhile, so that writing everything first cannot block for ever.
+            for block, last in _blocks(input):
+                handle.write_stdin(block, eof=last)
+                if handle.session.get("status") in ENDED:
+                    break  # the process did not want all of it, as `yes | head` shows; its result tells how it went
+        except StdinClosedError:
+            pass  # the same, seen a moment later
+        return self._collect(handle.session, (), deadline)
+
+    def start_exec(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        *,
+        stdin: bool = False,
+        wait_seconds: float | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> "ExecHandle":
+        """Start a command and return a handle to follow it.
+
+        Args:
+            sandbox_id: where.
+            command: program and arguments; no shell is put around them.
+            stdin: input will follow; without it the process reads an empty stdin.
+            wait_seconds: wait this long for the end, so that a quick command's events come with the response.
+            **options: see `ExecOptions`.
+        """
+        answer = self._start(sandbox_id, command, options, stdin=stdin, wait_seconds=wait_seconds)
+        session = answer["session"]
+        return ExecHandle(self, session["id"], sandbox_id, session, first_events=answer.get("events", ()))
+
+    def get_exec(self, session_id: str) -> "ExecHandle":
+        """Return a handle to a session that was started before, perhaps by another program."""
+        session = self.get_exec_session(session_id)["session"]
+        return ExecHandle(self, session_id, session["sandbox_id"], session)
+
+    def get_exec_session(self, session_id: str) -> SandboxExecResponse:
+        """Return the state of a session: ``{"session": {…}}``."""
+        return self._call(Call("GET", _exec(session_id), safe=True), SandboxExecResponse)
+
+    def read_exec_events(
+        self, session_id: str, *, after: int = 0, limit: int = 100, wait_seconds: float = 0.0
+    ) -> SandboxExecResponse:
+        """Return one page of events after a sequence number: ``{"session": {…}, "events": […]}``.
+
+        Args:
+            session_id: of the session.
+            after: sequence number of the last event that is known already.
+            limit: most events of the page.
+            wait_seconds: how long to wait while there are none and the process runs; the service waits 20 s at most.
+        """
+        query = {"after": after, "limit": limit, "wait_seconds": wait_seconds}
+        call = Call("GET", _exec(session_id, "/events"), query, safe=True)
+        return self._call(call, SandboxExecResponse, timeout_seconds=self.timeout_seconds + wait_seconds)
+
+    def write_exec_stdin(self, session_id: str, data: str | bytes, *, eof: bool = False) -> SandboxExecResponse:
+        """Send one piece of input (16 MiB of JSON at most), once; ``eof`` closes the input after it."""
+        text = {"data": data} if isinstance(data, str) else {"data_base64": base64.b64encode(data).decode()}
+        call = Call.with_json("POST", _exec(session_id, "/stdin"), {**text, "eof": eof})
+        return self._call(call, SandboxExecResponse)
+
+    def close_exec_stdin(self, session_id: str) -> SandboxExecResponse:
+        """Close the input of a session."""
+        return self._call(Call("POST", _exec(session_id, "/close-stdin")), SandboxExecResponse)
+
+    def signal_exec(self, session_id: str, signal: int = 15) -> SandboxExecResponse:
+        """Send a signal, by number, to the whole process group."""
+        call = Call.with_json("POST", _exec(session_id, "/signal"), {"signal": signal})
+        return self._call(call, SandboxExecResponse)
+
+    def _start(
+        self,
+        sandbox_id: str,
+        command: Sequence[str] | str,
+        options: ExecOptions,
+        *,
+        stdin: bool,
+        wait_seconds: float | None,
+    ) -> SandboxExecResponse:
+        """Start a command, sent once; the response has ``events`` where ``wait_seconds`` was given."""
+        chosen = {key: value for key, value in options.items() if value is not None}
+        payload = {"command": argv(command), "stdin": stdin, "tty": False, **chosen}
+        call = Call.with_json("POST", f"/v1/sandboxes/{segment(sandbox_id)}/exec", payload)
+        if wait_seconds is not None:
+            call = Call(call.method, call.path, {"wait_seconds": wait_seconds}, call.body, call.headers)
+        answer = self.transport.json(call, timeout_seconds=self.timeout_seconds + (wait_seconds or 0.0))
+        session = answer.get("session")
+        if not isinstance(session, dict) or not isinstance(session.get("id"), str):
+            raise SandboxApiError("the service answered an exec without a session id", body=answer)
+        return cast("SandboxExecResponse", answer)
+
+    def _collect(
+        self, session: SandboxExecSession, first: Sequence[SandboxExecEvent], deadline: Deadline | None
+    ) -> SandboxExecResult:
+        """Follow a session to its end."""
+        reader = EventReader(self.transport, session, first=first, deadline=deadline)
+        events = tuple(reader)
+        return SandboxExecResult.of(reader.session, events)
 
 
 class ExecHandle:
@@ -104,40 +176,46 @@ class ExecHandle:
     Attributes:
         session_id: its id; `SandboxClient.get_exec` makes a handle from it again.
         sandbox_id: the sandbox that it runs in.
-        session: the session as last told by the service.
-        last_sequence: sequence number of the last event that `events` gave out.
+        session: the last known state of the session.
+        last_sequence: sequence number of the last event that `events` yielded.
     """
 
     def __init__(
         self,
-        client: "SandboxClient",
+        client: ExecCalls,
         session_id: str,
         sandbox_id: str,
-        session: dict[str, Any] | None = None,
+        session: SandboxExecSession | None = None,
         last_sequence: int = 0,
         *,
-        first_events: Sequence[Event] = (),
+        first_events: Sequence[SandboxExecEvent] = (),
     ) -> None:
         self.client = client
         self.session_id = session_id
         self.sandbox_id = sandbox_id
-        self.session = session or {"id": session_id}
+        self.session: SandboxExecSession = session or {"id": session_id}
         self.last_sequence = last_sequence
         self._first = first_events
 
     def __repr__(self) -> str:
         return f"ExecHandle({self.session_id!r}, status={self.session.get('status')!r})"
 
-    def get(self) -> dict[str, Any]:
-        """Asks the service how the session stands; see also `session`."""
-        return self._told(self.client.get_exec_session(self.session_id))
+    def get(self) -> SandboxExecSession:
+        """Ask the service for the state of the session and return it; see also `session`."""
+        return self._update(self.client.get_exec_session(self.session_id))
 
-    def events(self, *, wait_seconds: float | None = None, limit: int | None = None) -> Generator[Event, None, None]:
-        """The events from `last_sequence` on, each as it happens, until the process has ended.
+    def events(
+        self, *, wait_seconds: float | None = None, limit: int | None = None
+    ) -> Generator[SandboxExecEvent, None, None]:
+        """Yield the events after `last_sequence`, each as it happens, until the process has ended.
 
         An event is a dict with ``sequence``, ``stream`` (``stdout``, ``stderr``, ``status``, ``exit`` …), ``data`` as
-        text and ``created_at``; `event_bytes` gives the exact bytes.  Broken connections are made again without a
-        gap.  The two parameters are kept for older programs: events are streamed, not polled for.
+        text and ``created_at``; `event_bytes` returns the exact bytes.  Broken connections are made again without a
+        gap.
+
+        Args:
+            wait_seconds: without effect, kept for older programs; events are streamed, not polled for.
+            limit: without effect, kept for older programs.
 
         Raises:
             ExecEventHistoryLostError: the service left out events.
@@ -158,59 +236,58 @@ class ExecHandle:
         poll_wait_seconds: float | None = None,
         settle_seconds: float | None = None,
     ) -> SandboxExecResult:
-        """Waits for the end and returns everything from the first event on, also what `events` gave out before.
+        """Wait for the end and return everything from the first event on, also what `events` yielded before.
 
-        ``timeout_seconds`` bounds this wait alone and leaves the process running; to have it killed, start it with
-        ``timeout_seconds``.  The other two parameters are kept for older programs.
+        Args:
+            timeout_seconds: bounds this wait alone and leaves the process running; to have it killed, start it with
+                ``timeout_seconds``.
+            poll_wait_seconds: without effect, kept for older programs.
+            settle_seconds: without effect, kept for older programs.
 
         Raises:
             TimeoutError: it has not ended in time.
             SandboxApiError: as for `events`.
         """
         deadline = None if timeout_seconds is None else Deadline.after(timeout_seconds)
-        result = _collect(self.client.transport, self.session, self._first, deadline)
+        result = self.client._collect(self.session, self._first, deadline)
         self.session = result.session
         return result
 
-    def write_stdin(self, data: str | bytes, *, eof: bool = False) -> dict[str, Any]:
-        """Sends input, in pieces of at most 1 MiB; ``eof`` closes the input after it.  Never sent twice.
+    def write_stdin(self, data: str | bytes, *, eof: bool = False) -> SandboxExecSession:
+        """Send input, in pieces of at most 1 MiB, each once; ``eof`` closes the input after it.
 
         Raises:
             StdinClosedError: the process ended, or its input was closed.
             TransportError: it is unknown how much of the input arrived.
         """
         for block, last in _blocks(data):
-            self._told(self.client.write_exec_stdin(self.session_id, block, eof=eof and last))
+            self._update(self.client.write_exec_stdin(self.session_id, block, eof=eof and last))
         return self.session
 
-    def close_stdin(self) -> dict[str, Any]:
-        """Closes the input: the process reads its end."""
-        return self._told(self.client.close_exec_stdin(self.session_id))
+    def close_stdin(self) -> SandboxExecSession:
+        """Close the input: the process reads its end."""
+        return self._update(self.client.close_exec_stdin(self.session_id))
 
-    def signal(self, signal: int = 15) -> dict[str, Any]:
-        """Sends a signal (by number, 15 is TERM) to the whole process group."""
-        return self._told(self.client.signal_exec(self.session_id, signal))
+    def signal(self, signal: int = 15) -> SandboxExecSession:
+        """Send a signal (by number, 15 is TERM) to the whole process group."""
+        return self._update(self.client.signal_exec(self.session_id, signal))
 
-    def kill(self) -> dict[str, Any]:
-        """Kills the whole process group."""
+    def kill(self) -> SandboxExecSession:
+        """Kill the whole process group."""
         return self.signal(SIGKILL)
 
-    def _told(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _update(self, answer: SandboxExecResponse) -> SandboxExecSession:
         if isinstance(session := answer.get("session"), dict):
             self.session = session
         return self.session
 
 
-def _collect(
-    transport: Transport, session: dict[str, Any], first: Sequence[Event], deadline: Deadline | None
-) -> SandboxExecResult:
-    reader = EventReader(transport, session, first=first, deadline=deadline)
-    events = tuple(reader)
-    return SandboxExecResult.of(reader.session, events)
+def _exec(session_id: str, rest: str = "") -> str:
+    return f"/v1/exec/{segment(session_id)}{rest}"
 
 
 def _blocks(data: Input) -> Iterator[tuple[bytes, bool]]:
-    """The input in blocks, each with whether it is the last; at least one block, which may be empty."""
+    """Yield the input in blocks, each with whether it is the last; at least one block, which may be empty."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes):
@@ -221,10 +298,3 @@ def _blocks(data: Input) -> Iterator[tuple[bytes, bool]]:
     while block := data.read(STDIN_BLOCK):
         yield block, False
     yield b"", True
-
-
-def stdin_payload(data: str | bytes, *, eof: bool) -> dict[str, Any]:
-    """One piece of input as JSON: text where it is text, base64 otherwise."""
-    if isinstance(data, str):
-        return {"data": data, "eof": eof}
-    return {"data_base64": base64.b64encode(data).decode(), "eof": eof}

@@ -8,11 +8,22 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
 from .errors import TransportError
-from .retry import Deadline
-from .transport import BLOCK, Body, Call, Response, Transport, closing_response, segment, translated
+from .results import SandboxUploadResponse
+from .transport import (
+    BLOCK,
+    Body,
+    Call,
+    Deadline,
+    Response,
+    ServiceCalls,
+    Transport,
+    closing_response,
+    segment,
+    transport_errors,
+)
 
 STALL: Final = 120.0  # seconds without a byte; the service answers an upload only when the file lies on its disk
 SPOOL_IN_MEMORY: Final = 8 * 1024 * 1024
@@ -23,12 +34,89 @@ Progress = Callable[[int, int | None], None]
 Content = bytes | bytearray | memoryview | str | os.PathLike[str] | BinaryIO
 
 
+class FileCalls(ServiceCalls):
+    """The calls that move files into and out of sandboxes."""
+
+    def upload_file(
+        self, sandbox_id: str, container_path: str, content: Content, *, on_progress: Progress | None = None
+    ) -> SandboxUploadResponse:
+        """Write a file in the sandbox: missing parents are made, and the file appears whole or not at all.
+
+        Args:
+            sandbox_id: where.
+            container_path: absolute, or relative to the sandbox's working directory.
+            content: text (as UTF-8), bytes, a local path (`os.PathLike`), or an open binary file, read from its
+                current position.  Paths and files stream in constant memory; what cannot seek goes through a temporary
+                file.
+            on_progress: called with bytes sent and their total, for paths and files.
+
+        Raises:
+            SandboxFileError: e.g. `DiskFullError`, `IsADirectoryInSandboxError`.
+            TransportError: the connection broke; an upload is never sent twice.
+        """
+        return upload(self.transport, sandbox_id, container_path, content, on_progress)
+
+    def upload_file_from_path(
+        self,
+        sandbox_id: str,
+        local_path: str | os.PathLike[str],
+        container_path: str,
+        *,
+        on_progress: Progress | None = None,
+    ) -> SandboxUploadResponse:
+        """Copy a local file into the sandbox, in constant memory; see `upload_file`."""
+        return upload(self.transport, sandbox_id, container_path, Path(local_path), on_progress)
+
+    def download_file(self, sandbox_id: str, container_path: str) -> bytes:
+        """Return the whole content of a file, checked against its announced length."""
+        target = io.BytesIO()
+        download(self.transport, sandbox_id, container_path, target)
+        return target.getvalue()
+
+    def download_file_to(
+        self, sandbox_id: str, container_path: str, target: BinaryIO, *, on_progress: Progress | None = None
+    ) -> int:
+        """Copy a file of the sandbox to an open binary file, in constant memory; return its size in bytes.
+
+        Raises:
+            FileNotFoundInSandboxError: there is no such file.
+            TransportError: it ended early; ``target`` then holds a part of it.
+        """
+        return download(self.transport, sandbox_id, container_path, target, on_progress)
+
+    def download_file_to_path(
+        self,
+        sandbox_id: str,
+        container_path: str,
+        local_path: str | os.PathLike[str],
+        *,
+        on_progress: Progress | None = None,
+    ) -> Path:
+        """Copy a file of the sandbox to a local path, which is replaced in one step when all bytes are there.
+
+        Raises:
+            FileNotFoundInSandboxError: there is no such file.
+            TransportError: it ended early; the local path is as it was.
+        """
+        local = Path(local_path)
+        part = local.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with part.open("xb", buffering=0) as file:
+                download(self.transport, sandbox_id, container_path, file, on_progress)
+            part.replace(local)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                part.unlink()
+            raise
+        return local
+
+
 class _SourceError(Exception):
     """Carries an error of the local file past the layers that would take it for one of the connection."""
 
 
-class Upload:
-    """A source of bytes whose size is known, cut into blocks."""
+class _UploadSource:
+    """A source of bytes of known size, cut into blocks."""
 
     def __init__(self, source: BinaryIO, size: int, progress: Progress | None) -> None:
         self._source = source
@@ -36,7 +124,7 @@ class Upload:
         self.size = size
 
     def blocks(self) -> Iterator[bytes]:
-        """The content, exactly ``size`` bytes; what was appended meanwhile is left out."""
+        """Yield the content, exactly ``size`` bytes; what was appended meanwhile is left out."""
         done = 0
         while done < self.size:
             block = self._read(min(BLOCK, self.size - done))
@@ -56,7 +144,7 @@ class Upload:
 
 def upload(
     transport: Transport, sandbox_id: str, path: str, content: Content, progress: Progress | None = None
-) -> dict[str, Any]:
+) -> SandboxUploadResponse:
     """Write one file in the sandbox; it appears whole or not at all.  Never sent twice."""
     if isinstance(content, str):
         content = content.encode()
@@ -71,7 +159,7 @@ def upload(
 def download(
     transport: Transport, sandbox_id: str, path: str, target: BinaryIO, progress: Progress | None = None
 ) -> int:
-    """Copy one file of the sandbox to ``target``; returns its size in bytes.
+    """Copy one file of the sandbox to ``target``; return its size in bytes.
 
     Raises:
         TransportError: it ended before its announced length; ``target`` then holds a part.
@@ -92,26 +180,9 @@ def download(
     return done
 
 
-def download_to_path(
-    transport: Transport, sandbox_id: str, path: str, local_path: str | os.PathLike[str], progress: Progress | None
-) -> Path:
-    """Copy one file of the sandbox to a local path, which is replaced in one step when all bytes are there."""
-    local = Path(local_path)
-    part = local.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with part.open("xb", buffering=0) as file:
-            download(transport, sandbox_id, path, file, progress)
-        part.replace(local)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            part.unlink()
-        raise
-    return local
-
-
 def _put_file(
     transport: Transport, sandbox_id: str, path: str, file: BinaryIO, progress: Progress | None
-) -> dict[str, Any]:
+) -> SandboxUploadResponse:
     size = _size_left(file)
     if size is None:
         # The service takes no body of unknown length: that is how it tells a file that was cut short from a whole one.
@@ -119,17 +190,17 @@ def _put_file(
             shutil.copyfileobj(file, spool, BLOCK)
             spool.seek(0)
             return _put_file(transport, sandbox_id, path, cast("BinaryIO", spool), progress)
-    source = Upload(file, size, progress)
+    source = _UploadSource(file, size, progress)
     try:
         return _put(transport, sandbox_id, path, source.blocks(), size)
     except _SourceError as error:
         raise error.args[0] from None
 
 
-def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int) -> dict[str, Any]:
+def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int) -> SandboxUploadResponse:
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
     call = Call("PUT", _path(sandbox_id), {"path": path}, body=body, headers=headers)
-    return transport.json(call, timeout_seconds=NO_DEADLINE, stall=STALL)
+    return cast("SandboxUploadResponse", transport.json(call, timeout_seconds=NO_DEADLINE, stall=STALL))
 
 
 def _path(sandbox_id: str) -> str:
@@ -137,7 +208,7 @@ def _path(sandbox_id: str) -> str:
 
 
 def _size_left(file: BinaryIO) -> int | None:
-    """Bytes from the current position to the end; ``None`` for what cannot seek, such as a pipe."""
+    """Return the bytes from the current position to the end; ``None`` for what cannot seek, such as a pipe."""
     try:
         here = file.tell()
         size = file.seek(0, os.SEEK_END) - here
@@ -157,5 +228,5 @@ def _announced(response: Response) -> int | None:
 
 
 def _block(response: Response, path: str, deadline: Deadline) -> bytes:
-    with translated(f"download of {path}", deadline):
+    with transport_errors(f"download of {path}", deadline):
         return response.read(BLOCK)

@@ -1,11 +1,220 @@
-"""What a finished command left, and other values that calls answer."""
+"""What calls return: `TypedDict`s for the service's JSON objects, and dataclasses where bytes are decoded.
+
+Fields that a `TypedDict` does not require are absent from what older services answer.
+"""
 
 import base64
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, NotRequired, Required, Self, TypedDict
 
-from .events import Event, event_bytes
+
+class ServiceHealth(TypedDict):
+    """Health of the service."""
+
+    ok: bool
+    service: str
+    version: str
+
+
+class SandboxSpecInfo(TypedDict, total=False):
+    """What was asked for, with the service's defaults filled in."""
+
+    id: Required[str]
+    image: str
+    command: list[str]
+    env: dict[str, str]
+    working_dir: str | None
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    gpus: int | str
+    network: str
+    ttl_seconds: int | None
+    idle_seconds: int | None
+    runtime: str | None
+    isolation: str
+    security: dict[str, Any]
+    filesystem: dict[str, Any]
+    labels: dict[str, str]
+    parkable: bool
+
+
+class SandboxInfo(TypedDict, total=False):
+    """One sandbox as the service describes it.  Times are ISO 8601 with an offset."""
+
+    id: Required[str]
+    generation: int
+    """Counts incarnations of the id, from 1."""
+    image: str
+    image_digest: str | None
+    labels: dict[str, str]
+    spec: SandboxSpecInfo
+    spec_hash: str
+    state: str
+    """E.g. ``running``, ``paused``, ``failed``, ``deleted``."""
+    reason: str | None
+    """Why it ended, e.g. ``oom``; ``None`` while it has not."""
+    detail: str | None
+    """A sentence that goes with ``reason``."""
+    exit_code: int | None
+    """Of the first process."""
+    runtime: str | None
+    isolation: str | None
+    node_id: str | None
+    operation_id: str
+    created_at: str
+    updated_at: str
+    started_at: str | None
+    ended_at: str | None
+    expires_at: str | None
+
+
+class SandboxResponse(TypedDict, total=False):
+    """Response to create, pause, resume and restart."""
+
+    sandbox: SandboxInfo
+    recovered: bool
+    """The create found the sandbox already there."""
+
+
+class SandboxListResponse(TypedDict):
+    """One page of sandboxes, oldest first."""
+
+    sandboxes: list[SandboxInfo]
+    next_cursor: NotRequired[str | None]
+
+
+class SandboxDeleteResponse(TypedDict):
+    """Response to a delete."""
+
+    ok: bool
+    deleted: SandboxInfo | Literal[False]
+    """``False`` when there was no such sandbox."""
+
+
+class SandboxUploadResponse(TypedDict):
+    """A file that was written whole."""
+
+    ok: bool
+    sandbox_id: str
+    path: str
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class SandboxUsage:
+    """What a running sandbox uses now.
+
+    Attributes:
+        memory_mb: MiB of memory.
+        cpu_seconds: processor time since its start.
+        disk_mb: MiB of writable disk.
+        pids: processes and threads.
+    """
+
+    memory_mb: float
+    cpu_seconds: float
+    disk_mb: float
+    pids: int
+
+    @classmethod
+    def from_payload(cls, payload: dict[str, Any]) -> Self:
+        """Read the service's response."""
+        return cls(**{name: payload[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class SandboxLogChunk:
+    """A piece of the output of a sandbox's first process.
+
+    Attributes:
+        stream: ``stdout`` or ``stderr``.
+        offset: where in that stream ``data`` begins, in bytes.
+        next_offset: where to read on.
+        data: the exact bytes.
+        eof: nothing more is there yet; more may come while the process lives.
+    """
+
+    stream: str
+    offset: int
+    next_offset: int
+    data: bytes
+    eof: bool
+
+    @classmethod
+    def from_payload(cls, payload: dict[str, Any]) -> Self:
+        """Read the service's response."""
+        return cls(
+            stream=payload["stream"],
+            offset=payload["offset"],
+            next_offset=payload["next_offset"],
+            data=base64.b64decode(payload["data"]),
+            eof=payload["eof"],
+        )
+
+
+class SandboxExecSession(TypedDict, total=False):
+    """State of an exec session."""
+
+    id: Required[str]
+    sandbox_id: str
+    generation: int
+    """Of the sandbox."""
+    command: list[str]
+    working_dir: str | None
+    status: str
+    """``running``, ``exited`` or ``failed``."""
+    exit_code: int | None
+    """As a shell reports it: 128 + n after signal n, 124 after a timeout; ``None`` while it runs."""
+    signal: int | None
+    timed_out: bool
+    stdin_open: bool
+    stdout_bytes: int
+    """True total, also where the stored output was cut."""
+    stderr_bytes: int
+    truncated: bool
+    """Some output was counted and not stored."""
+    last_sequence: int
+    error: str | None
+    """Why the session failed, when the process did not end by itself."""
+    created_at: str
+    updated_at: str
+
+
+class SandboxExecEvent(TypedDict, total=False):
+    """One event of a session; `event_bytes` returns the exact bytes of its output."""
+
+    sequence: Required[int]
+    """From 1, without gaps."""
+    stream: Required[str]
+    """``stdout``, ``stderr``, ``status``, ``stdin_closed``, ``truncated``, ``error`` or ``exit``."""
+    data: str
+    """Output as text, with replacement characters where it is not UTF-8."""
+    data_base64: str | None
+    """The exact bytes, where the output is not UTF-8."""
+    exit_code: int | None
+    created_at: str
+
+
+class SandboxExecResponse(TypedDict):
+    """A session, and its events where they were asked for."""
+
+    session: SandboxExecSession
+    events: NotRequired[list[SandboxExecEvent]]
+
+
+def event_bytes(event: SandboxExecEvent) -> bytes:
+    """Return the exact bytes of a ``stdout`` or ``stderr`` event.
+
+    ``event["data"]`` is the same as text, with replacement characters where the bytes are not valid UTF-8.
+    """
+    exact = event.get("data_base64")
+    if isinstance(exact, str):
+        return base64.b64decode(exact)
+    data = event.get("data")
+    return data.encode() if isinstance(data, str) else b""
 
 
 @dataclass(frozen=True)
@@ -18,21 +227,21 @@ class SandboxExecResult:
             started, was killed by its timeout, or its end could not be seen.
         exit_code: as a shell reports it: 128 + n after signal n, 124 after a timeout; ``None`` when unknown.
         events: everything that happened, in order.
-        session: the session as the service last told it.
+        session: the last known state of the session.
     """
 
     session_id: str
     status: str
     exit_code: int | None
-    events: tuple[Event, ...]
-    session: dict[str, Any]
+    events: tuple[SandboxExecEvent, ...]
+    session: SandboxExecSession
 
     @classmethod
-    def of(cls, session: dict[str, Any], events: tuple[Event, ...]) -> Self:
-        """The result that a session and its events make."""
+    def of(cls, session: SandboxExecSession, events: tuple[SandboxExecEvent, ...]) -> Self:
+        """Make the result of a session that has ended."""
         code = session.get("exit_code")
         return cls(
-            session_id=str(session["id"]),
+            session_id=session["id"],
             status=str(session.get("status")),
             exit_code=code if isinstance(code, int) else None,
             events=events,
@@ -76,7 +285,7 @@ class SandboxExecResult:
 
     @property
     def error(self) -> str | None:
-        """Why the session failed, when it did not end by itself."""
+        """Why the session failed, when the process did not end by itself."""
         value = self.session.get("error")
         return value if isinstance(value, str) else None
 
@@ -84,46 +293,108 @@ class SandboxExecResult:
         return b"".join(event_bytes(event) for event in self.events if event.get("stream") == stream)
 
 
-@dataclass(frozen=True)
-class SandboxLogChunk:
-    """A piece of the output of a sandbox's first process.
+class ResourceAmounts(TypedDict):
+    """An amount of every resource."""
 
-    Attributes:
-        stream: ``stdout`` or ``stderr``.
-        offset: where in that stream ``data`` begins, in bytes.
-        next_offset: where to read on.
-        data: the exact bytes.
-        eof: caught up with what there is; more may come while the process lives.
-    """
-
-    stream: str
-    offset: int
-    next_offset: int
-    data: bytes
-    eof: bool
-
-    @classmethod
-    def from_payload(cls, payload: dict[str, Any]) -> Self:
-        """The chunk that the service answered."""
-        return cls(
-            stream=payload["stream"],
-            offset=payload["offset"],
-            next_offset=payload["next_offset"],
-            data=base64.b64decode(payload["data"]),
-            eof=payload["eof"],
-        )
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    gpus: int
+    slots: int
 
 
-@dataclass(frozen=True)
-class SandboxUsage:
-    """What a running sandbox uses now: MiB of memory and disk, seconds of processor time, processes."""
+class PreparedUnits(TypedDict):
+    """Units of one shape that were asked for ahead and that no create has claimed yet."""
 
-    memory_mb: float
-    cpu_seconds: float
-    disk_mb: float
-    pids: int
+    prepare_id: str
+    resources: ResourceAmounts
+    """Of one unit."""
+    count: int
+    total_resources: ResourceAmounts
+    runtime: str | None
+    isolation: str
+    image: str | None
+    """``None`` for any image."""
+    created_at: str
+    updated_at: str
+    expires_at: str
 
-    @classmethod
-    def from_payload(cls, payload: dict[str, Any]) -> Self:
-        """The figures that the service answered."""
-        return cls(**{name: payload[name] for name in cls.__dataclass_fields__})
+
+class PreparedBuilderUnits(TypedDict):
+    """Builders that were asked for ahead."""
+
+    prepare_id: str
+    count: int
+    created_at: str
+    updated_at: str
+    expires_at: str
+
+
+class WaitingSandboxInfo(TypedDict):
+    """One sandbox that no node has room for now."""
+
+    sandbox_id: str
+    shape: ResourceAmounts
+    runtime: str | None
+    isolation: str
+    since: str
+
+
+class CapacityDemand(TypedDict):
+    """Everything that capacity is wanted for: waiting sandboxes and what was asked for ahead."""
+
+    waiting: list[WaitingSandboxInfo]
+    """Oldest first."""
+    pending_count: int
+    pending_resources: ResourceAmounts
+    oldest_pending_seconds: float | None
+    prepared: list[PreparedUnits]
+    prepared_resources: ResourceAmounts
+    desired_resources: ResourceAmounts
+    """Pending and prepared together."""
+    prepared_builders: list[PreparedBuilderUnits]
+    prepared_builder_count: int
+
+
+class PrepareCapacityResponse(TypedDict):
+    """What is prepared under one id now."""
+
+    prepare: PreparedUnits
+    demand: CapacityDemand
+
+
+class PreparedCapacityResponse(TypedDict):
+    """All prepared capacity, in the order in which it expires."""
+
+    prepared: list[PreparedUnits]
+    demand: CapacityDemand
+
+
+class DeleteCapacityResponse(TypedDict):
+    """Prepared capacity that was taken back; ``deleted`` is ``None`` when there was nothing of that id."""
+
+    ok: bool
+    deleted: PreparedUnits | None
+    demand: CapacityDemand
+
+
+class PrepareBuilderResponse(TypedDict):
+    """The builders that are prepared under one id now."""
+
+    prepare: PreparedBuilderUnits
+    demand: CapacityDemand
+
+
+class PreparedBuildersResponse(TypedDict):
+    """All prepared builders, in the order in which they expire."""
+
+    prepared_builders: list[PreparedBuilderUnits]
+    demand: CapacityDemand
+
+
+class DeleteBuilderResponse(TypedDict):
+    """Prepared builders that were taken back; ``deleted`` is ``None`` when there was nothing of that id."""
+
+    ok: bool
+    deleted: PreparedBuilderUnits | None
+    demand: CapacityDemand

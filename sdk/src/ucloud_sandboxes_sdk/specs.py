@@ -1,4 +1,4 @@
-"""What a client asks for."""
+"""What a client asks for: images and sandbox specs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Image:
-    """The image that a sandbox starts from.  Made with `from_registry` or `from_name`."""
+    """The image that a sandbox starts from; made with `from_registry` or `from_name`."""
 
     reference: str
 
@@ -17,16 +17,16 @@ class Image:
 
     @classmethod
     def from_registry(cls, tag: str) -> Self:
-        """An image by its registry reference, e.g. ``python:3.12-slim`` or ``host/name@sha256:…``."""
+        """Return an image by its registry reference, e.g. ``python:3.12-slim`` or ``host/name@sha256:…``."""
         return cls(tag)
 
     @classmethod
     def from_name(cls, name: str) -> Self:
-        """An image by the name under which the service knows it."""
+        """Return an image by the name under which the service knows it."""
         return cls(name)
 
     def to_sandbox_image(self) -> str:
-        """The reference as it goes on the wire."""
+        """Return the reference as it goes on the wire."""
         return self.reference
 
 
@@ -46,7 +46,7 @@ class SandboxSecuritySpec:
     """Reap orphaned processes."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object on the wire."""
+        """Return the JSON object on the wire."""
         return asdict(self) | {"cap_drop": list(self.cap_drop), "cap_add": list(self.cap_add)}
 
 
@@ -63,7 +63,7 @@ class SandboxFilesystemSpec:
     """MiB of ``/run``, held in memory."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object on the wire."""
+        """Return the JSON object on the wire."""
         return asdict(self)
 
 
@@ -107,15 +107,15 @@ class SandboxSpec:
     """``gvisor`` (the default) or ``runc``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON object on the wire; choices left to the service are left out."""
+        """Return the JSON object on the wire; choices left to the service are left out."""
         return wire_fields({name: getattr(self, name) for name in self.__dataclass_fields__})
 
 
 def wire_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of a create as the JSON object on the wire; ``None`` is left out.
+    """Return the keyword arguments of a create as the JSON object on the wire; ``None`` is left out.
 
     Raises:
-        TypeError: ``image`` is not an `Image`, or ``command`` is a bare string.
+        TypeError: ``image`` is not an `Image`.
     """
     wire = {key: _wire_value(key, value) for key, value in fields.items() if value is not None}
     if not wire.get("parkable", True):
@@ -140,5 +140,5 @@ def _wire_value(key: str, value: Any) -> Any:
 
 
 def argv(command: Sequence[str] | str) -> list[str]:
-    """A command as a list of arguments; a bare string is one program name without arguments, never a shell line."""
+    """Return a command as a list of arguments; a bare string is a program without arguments, never a shell line."""
     return [command] if isinstance(command, str) else list(command)

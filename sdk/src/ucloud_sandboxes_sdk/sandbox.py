@@ -1,0 +1,349 @@
+"""Sandboxes: creating, finding and ending them, and one sandbox in the hands of a program."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Final, Literal, Self, Unpack, cast
+from uuid import uuid4
+
+from .errors import NotFoundError, SandboxApiError, TransportError
+from .exec import ExecCalls, ExecHandle, ExecOptions, Input
+from .files import Content, FileCalls, Progress
+from .results import (
+    SandboxDeleteResponse,
+    SandboxExecResult,
+    SandboxInfo,
+    SandboxListResponse,
+    SandboxLogChunk,
+    SandboxResponse,
+    SandboxUploadResponse,
+    SandboxUsage,
+)
+from .specs import SandboxSpec, wire_fields
+from .transport import Backoff, Call, Deadline, may_retry, segment
+
+SLOW_CALL: Final = 90.0  # a delete or restart waits for the node, which has to end processes first
+CREATE_TIMEOUT: Final = 600.0
+# The service answers after 25 s at most and goes on with the create; what is silent for longer is a dead connection.
+ATTEMPT_TIMEOUT: Final = 60.0
+SILENCE: Final = 90.0  # with no answer at all for so long, there is no service to wait for
+CREATE_BACKOFF: Final = Backoff(base=0.25, cap=10.0)
+
+
+@dataclass(frozen=True)
+class CreateProgress:
+    """Why a create has not finished yet, reported before each new attempt.
+
+    Attributes:
+        sandbox_id: the id that is asked for.
+        waited_seconds: since the first attempt.
+        retry_in_seconds: until the next one.
+        error: how the last attempt failed, e.g. `NoRoomError`.
+    """
+
+    sandbox_id: str
+    waited_seconds: float
+    retry_in_seconds: float
+    error: SandboxApiError
+
+
+OnCreateProgress = Callable[[CreateProgress], None]
+
+
+class SandboxCalls(ExecCalls, FileCalls):
+    """The calls about sandboxes."""
+
+    def create_sandbox(
+        self,
+        spec: SandboxSpec | None = None,
+        *,
+        request_timeout_seconds: float | None = None,
+        on_progress: OnCreateProgress | None = None,
+        **fields: Any,
+    ) -> "SandboxHandle":
+        """Create a sandbox and return when it runs.
+
+        The same id with an equal spec gives the sandbox that is already there.
+
+        Args:
+            spec: what is wanted.
+            request_timeout_seconds: how long to retry while there is no room or the create goes on; 600 by default.
+            on_progress: called before each new attempt with why the last one failed.
+            **fields: fields of the spec by name, in its place or over it; ``None`` never replaces.  Without an ``id``
+                one is made.
+
+        Raises:
+            SpecConflictError: the id exists with another spec.
+            NeverFitsError: no node is or could be large enough.
+            ImageError: its image cannot be used; the sandbox is kept, with the reason, until it is deleted.
+            StartError: it cannot start; the sandbox is kept, with the reason, until it is deleted.
+            NoRoomError: the time is over.  The service may still bring it up: ask by its id, or delete it.
+            CreateInProgressError: likewise.
+            NodeUnreachableError: likewise.
+        """
+        payload = (spec.to_dict() if spec else {}) | wire_fields(fields)
+        payload.setdefault("id", f"sandbox-{uuid4().hex}")
+        limit = CREATE_TIMEOUT if request_timeout_seconds is None else request_timeout_seconds
+        answer = self._create(payload, limit, on_progress)
+        record = answer.get("sandbox")
+        if not isinstance(record, dict):
+            raise SandboxApiError("the service answered a create without a sandbox", body=answer)
+        return SandboxHandle(self, record.get("id") or payload["id"], record, answer)
+
+    def _create(
+        self, payload: dict[str, Any], timeout_seconds: float, on_progress: OnCreateProgress | None
+    ) -> SandboxResponse:
+        """Send the same create until it succeeds, cannot succeed, or the time is over."""
+        call = Call.with_json("POST", "/v1/sandboxes", payload, safe=True)
+        started = time.monotonic()
+        deadline = Deadline.after(timeout_seconds)
+        silence = Deadline.after(SILENCE)
+        attempt = 0
+        while True:
+            try:
+                answer = self.transport.json_once(call, timeout_seconds=min(ATTEMPT_TIMEOUT, deadline.remaining()))
+                return cast("SandboxResponse", answer)
+            except SandboxApiError as error:
+                delay = CREATE_BACKOFF.delay(attempt, error.retry_after_seconds, self.transport.chance())
+                if not isinstance(error, TransportError):
+                    silence = Deadline.after(SILENCE)
+                if not may_retry(error, safe=True) or silence.remaining() <= 0:
+                    raise
+                if delay >= deadline.remaining():
+                    error.add_note(f"gave up after {timeout_seconds:g} s; the sandbox may still come up under its id")
+                    raise
+                if on_progress:
+                    on_progress(CreateProgress(payload["id"], time.monotonic() - started, delay, error))
+            attempt += 1
+            self.transport.sleep(delay)
+
+    def list_sandboxes(self, *, labels: Mapping[str, str] | None = None, state: str | None = None) -> list[SandboxInfo]:
+        """Return all sandboxes, oldest first; see `iter_sandboxes`."""
+        return list(self.iter_sandboxes(labels=labels, state=state))
+
+    def iter_sandboxes(
+        self, *, labels: Mapping[str, str] | None = None, state: str | None = None
+    ) -> Iterator[SandboxInfo]:
+        """Yield the sandboxes that have these labels and this state, oldest first, read page by page."""
+        query: dict[str, object] = {"label": [f"{k}={v}" for k, v in (labels or {}).items()], "state": state}
+        while True:
+            page = self._call(Call("GET", "/v1/sandboxes", query, safe=True), SandboxListResponse)
+            found = page.get("sandboxes")
+            yield from (item for item in found if isinstance(item, dict)) if isinstance(found, list) else ()
+            if not page.get("next_cursor"):
+                return
+            query = {**query, "cursor": page["next_cursor"]}
+
+    def get_sandbox(self, sandbox_id: str) -> SandboxInfo | None:
+        """Return one sandbox; ``None`` when there is none of that id."""
+        try:
+            answer = self._call(Call("GET", _sandbox(sandbox_id), safe=True), SandboxResponse)
+        except NotFoundError:
+            return None
+        record = answer.get("sandbox")
+        return record if isinstance(record, dict) else None
+
+    def attach(self, sandbox_id: str) -> "SandboxHandle":
+        """Return a handle to a sandbox that exists.
+
+        Raises:
+            NotFoundError: it does not.
+        """
+        handle = SandboxHandle(self, sandbox_id)
+        handle.refresh()
+        return handle
+
+    def delete_sandbox(self, sandbox_id: str) -> SandboxDeleteResponse:
+        """Delete a sandbox in whatever state it is; ``deleted`` is false when there was none."""
+        call = Call("DELETE", _sandbox(sandbox_id), safe=True)
+        return self._call(call, SandboxDeleteResponse, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
+
+    def pause_sandbox(self, sandbox_id: str) -> SandboxResponse:
+        """Freeze all processes of a sandbox."""
+        return self._call(Call("POST", _sandbox(sandbox_id, "/pause")), SandboxResponse)
+
+    def resume_sandbox(self, sandbox_id: str) -> SandboxResponse:
+        """Thaw a paused sandbox."""
+        return self._call(Call("POST", _sandbox(sandbox_id, "/resume")), SandboxResponse)
+
+    def restart_sandbox(self, sandbox_id: str) -> SandboxResponse:
+        """End the processes of a sandbox and start it anew with the same workspace."""
+        call = Call("POST", _sandbox(sandbox_id, "/restart"))
+        return self._call(call, SandboxResponse, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
+
+    def get_usage(self, sandbox_id: str) -> SandboxUsage:
+        """Return what a running sandbox uses now."""
+        return SandboxUsage.from_payload(self._call(Call("GET", _sandbox(sandbox_id, "/usage"), safe=True), dict))
+
+    def read_logs(
+        self,
+        sandbox_id: str,
+        stream: Literal["stdout", "stderr"] = "stdout",
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+    ) -> SandboxLogChunk:
+        """Return a piece of the output of the first process.
+
+        Args:
+            sandbox_id: of the sandbox.
+            stream: which output.
+            offset: of its first byte.
+            limit: most bytes; the service returns 1 MiB at most.
+        """
+        query = {"stream": stream, "offset": offset, "limit": limit}
+        call = Call("GET", _sandbox(sandbox_id, "/logs"), query, safe=True)
+        return SandboxLogChunk.from_payload(self._call(call, dict))
+
+    def iter_logs(self, sandbox_id: str, stream: Literal["stdout", "stderr"] = "stdout") -> Iterator[bytes]:
+        """Yield all that there is now of the output of the first process, in pieces."""
+        offset = 0
+        while True:
+            chunk = self.read_logs(sandbox_id, stream, offset=offset)
+            if chunk.data:
+                yield chunk.data
+            if chunk.eof or not chunk.data:
+                return
+            offset = chunk.next_offset
+
+
+class SandboxHandle:
+    """A sandbox by its id.  As a context manager it deletes the sandbox at the end.
+
+    The handle holds nothing open: any number of handles may exist for one sandbox, in several programs.
+
+    Attributes:
+        id: the sandbox's id.
+        record: the last known state of the sandbox: ``state``, ``reason``, ``node_id``, ``isolation``, ``spec`` …
+        create_response: the whole response to the create, where this handle comes from one.
+    """
+
+    def __init__(
+        self,
+        client: SandboxCalls,
+        id: str,
+        record: SandboxInfo | None = None,
+        create_response: SandboxResponse | None = None,
+    ) -> None:
+        self.client = client
+        self.id = id
+        self.record: SandboxInfo = record or {"id": id}
+        self.create_response: SandboxResponse = create_response or {}
+
+    def __repr__(self) -> str:
+        return f"SandboxHandle({self.id!r}, state={self.state!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.delete()
+
+    @property
+    def state(self) -> str | None:
+        """Last known state, e.g. ``running``; ``None`` before the service was asked."""
+        return self.record.get("state")
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> SandboxInfo:
+        """Ask the service for `record` again and return it.
+
+        Raises:
+            NotFoundError: there is no such sandbox.
+        """
+        record = self.client.get_sandbox(self.id)
+        if record is None:
+            raise NotFoundError(f"sandbox {self.id}: there is no such sandbox", status_code=404)
+        self.record = record
+        return record
+
+    def delete(self) -> SandboxDeleteResponse:
+        """Delete the sandbox in whatever state it is; deleting one that is gone is fine."""
+        return self.client.delete_sandbox(self.id)
+
+    def pause(self) -> SandboxInfo:
+        """Freeze all its processes; memory stays.  Return the new record."""
+        return self._update(self.client.pause_sandbox(self.id))
+
+    def resume(self) -> SandboxInfo:
+        """Thaw it after `pause`.  Return the new record."""
+        return self._update(self.client.resume_sandbox(self.id))
+
+    def restart(self) -> SandboxInfo:
+        """End its processes and start it anew with the same workspace.  Return the new record."""
+        return self._update(self.client.restart_sandbox(self.id))
+
+    def usage(self) -> SandboxUsage:
+        """Return what it uses now."""
+        return self.client.get_usage(self.id)
+
+    def logs(
+        self, stream: Literal["stdout", "stderr"] = "stdout", *, offset: int = 0, limit: int | None = None
+    ) -> SandboxLogChunk:
+        """Return a piece of the output of its first process; see `SandboxClient.read_logs`."""
+        return self.client.read_logs(self.id, stream, offset=offset, limit=limit)
+
+    def iter_logs(self, stream: Literal["stdout", "stderr"] = "stdout") -> Iterator[bytes]:
+        """Yield all that there is now of the output of its first process, in pieces."""
+        return self.client.iter_logs(self.id, stream)
+
+    def _update(self, answer: SandboxResponse) -> SandboxInfo:
+        if isinstance(record := answer.get("sandbox"), dict):
+            self.record = record
+        return self.record
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def exec(
+        self,
+        command: Sequence[str] | str,
+        *,
+        input: Input | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> SandboxExecResult:
+        """Run a command to its end; see `SandboxClient.exec`."""
+        return self.client.exec(self.id, command, input=input, **options)
+
+    def start_exec(
+        self, command: Sequence[str] | str, *, stdin: bool = False, **options: Unpack[ExecOptions]
+    ) -> ExecHandle:
+        """Start a command and return at once; see `SandboxClient.start_exec`."""
+        return self.client.start_exec(self.id, command, stdin=stdin, **options)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def upload_file(
+        self, container_path: str, content: Content, *, on_progress: Progress | None = None
+    ) -> SandboxUploadResponse:
+        """Write a file; see `SandboxClient.upload_file`."""
+        return self.client.upload_file(self.id, container_path, content, on_progress=on_progress)
+
+    def upload_file_from_path(
+        self, local_path: str | os.PathLike[str], container_path: str, *, on_progress: Progress | None = None
+    ) -> SandboxUploadResponse:
+        """Copy a local file into the sandbox."""
+        return self.client.upload_file_from_path(self.id, local_path, container_path, on_progress=on_progress)
+
+    def download_file(self, container_path: str) -> bytes:
+        """Return the whole content of a file."""
+        return self.client.download_file(self.id, container_path)
+
+    def download_file_to(self, container_path: str, target: BinaryIO, *, on_progress: Progress | None = None) -> int:
+        """Copy a file of the sandbox to an open binary file; return its size in bytes."""
+        return self.client.download_file_to(self.id, container_path, target, on_progress=on_progress)
+
+    def download_file_to_path(
+        self, container_path: str, local_path: str | os.PathLike[str], *, on_progress: Progress | None = None
+    ) -> Path:
+        """Copy a file of the sandbox to a local path, whole or not at all."""
+        return self.client.download_file_to_path(self.id, container_path, local_path, on_progress=on_progress)
+
+
+def _sandbox(sandbox_id: str, rest: str = "") -> str:
+    return f"/v1/sandboxes/{segment(sandbox_id)}{rest}"
