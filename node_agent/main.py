@@ -24,19 +24,19 @@ from gateway.client import GatewayClient
 from gateway.wire import limits
 from gateway.wire.nodes import RegisterRequest, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
-from node_agent.errors import ApiError
+from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.exec.sessions import Bounds, Sessions
 from node_agent.exec.store import SpoolStore
 from node_agent.files.transfer import Transfers
 from node_agent.host.machine import Machine, count_gpus
 from node_agent.http.app import Standing, build_app
-from node_agent.http.context import Parts
+from node_agent.http.context import NodeParts
 from node_agent.install.cleanup import record_engines, remove_traces
 from node_agent.membership.boot import boot_stages
 from node_agent.membership.heartbeat import Agent, Gateway, NodeFacts
 from node_agent.membership.identity import IdentityFile
-from node_agent.runtime.base import Death, RuntimeFacts, RuntimeFailure, SandboxRuntime
-from node_agent.sandboxes.manager import Registry
+from node_agent.runtime.base import Death, RuntimeFacts, SandboxRuntime
+from node_agent.sandboxes.manager import SandboxManager
 from node_agent.settings import NodeSettings
 from node_agent.startup import Factory, StartError, held_root, listening, origin, probed
 
@@ -66,16 +66,16 @@ class Node:
         reports = [_report(facts) for _, facts in engines.values()]
         gpus = count_gpus() if any(report.gpus for report in reports) else 0
         machine = self._machine = Machine(settings, gpus=gpus)
-        self.registry = Registry(self._runtimes, machine.total, machine.disk_shortage, creators, workers)
+        self.sandboxes = SandboxManager(self._runtimes, machine.total, machine.disk_shortage, creators, workers)
         spool = SpoolStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = Bounds(settings.max_execs, settings.exec_retention)
-        self.sessions = Sessions(spool, blocking, self.registry.find_death, bounds)
+        self.sessions = Sessions(spool, blocking, self.sandboxes.find_death, bounds)
         self.agent = Agent(
             gateway_url=settings.gateway_url,
             join_token_file=settings.join_token_file,
             identity=IdentityFile(settings.root),
             connect=connect,
-            registry=self.registry,
+            sandboxes=self.sandboxes,
             facts=NodeFacts(
                 node_url=node_url,
                 agent_version=agent_version(),
@@ -86,7 +86,7 @@ class Node:
                 live_execs=self.sessions.live,
             ),
         )
-        parts = Parts(self.registry, self.sessions, Transfers(blocking), blocking)
+        parts = NodeParts(self.sandboxes, self.sessions, Transfers(blocking), blocking)
         self.app: FastAPI = build_app(parts, control_token=self._control_token, standing=self._standing)
 
     async def open(self) -> None:
@@ -104,14 +104,14 @@ class Node:
             except RuntimeError:
                 log.debug("the loop is closed; sandbox %s ended with the agent", sandbox_id)
 
-        self.registry.on_change(self.agent.poke, gone)
+        self.sandboxes.listen(self.agent.poke, gone)
         await loop.run_in_executor(self._pools[2], self._adopt)
         self.sessions.open(loop)
         self.agent.start()
 
     def _adopt(self) -> None:
-        self.registry.adopt()
-        self._machine.measure(self.registry.used_disk_mb())
+        self.sandboxes.adopt()
+        self._machine.measure(self.sandboxes.used_disk_mb())
 
     def close(self) -> None:
         """Ends the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
@@ -124,12 +124,12 @@ class Node:
             runtime.close()
 
     def _remove_all(self) -> None:
-        self.registry.draining = True
+        self.sandboxes.draining = True
         deletes: list[Future[None]] = []
-        for sandbox in self.registry.sandboxes():
+        for sandbox in self.sandboxes.sandboxes():
             try:
-                deletes.append(self.registry.delete(sandbox.order.sandbox_id, sandbox.order.generation))
-            except ApiError as error:
+                deletes.append(self.sandboxes.delete(sandbox.id, sandbox.generation))
+            except NodeError as error:
                 log.error("not removed: %s", error)
         done, late = wait_all(deletes, timeout=CLEANUP_SECONDS)
         failed = [future for future in done if future.exception() is not None]
@@ -145,7 +145,7 @@ class Node:
         identity = self.agent.identity
         if identity is None:
             return Standing(None, "starting")
-        return Standing(identity.node_id, "draining" if self.registry.draining else "ready")
+        return Standing(identity.node_id, "draining" if self.sandboxes.draining else "ready")
 
 
 class _Images:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.wire.sandboxes import RuntimeName
-from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, SandboxRuntime
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import RuntimeFacts, SandboxRuntime
 from node_agent.settings import NodeSettings
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, ExecStatus
-from node_agent.runtime.base import Death, Exit, RuntimeFailure
+from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.runtime.base import Death, Exit
 
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_NOT_EXECUTABLE = 126  # as a POSIX shell
@@ -12,8 +13,6 @@ EXIT_NOT_FOUND = 127  # as a POSIX shell
 EXIT_KILLED = 137  # 128 + SIGKILL
 EXIT_UNKNOWN = -1
 
-# The port tells a missing program from one that cannot be executed by its sentence only.
-_MISSING = ("not found", "no such file", "no such program")
 _KILLERS = frozenset(DeathReason) - {DeathReason.NODE_LOST, DeathReason.START_ERROR, DeathReason.IMAGE_ERROR}
 
 
@@ -43,8 +42,7 @@ def refused(failure: RuntimeFailure) -> Outcome:
     """The process could not be started."""
     code = EXIT_UNKNOWN
     if failure.code is ErrorCode.START_ERROR:
-        missing = any(word in failure.message.lower() for word in _MISSING)
-        code = EXIT_NOT_FOUND if missing else EXIT_NOT_EXECUTABLE
+        code = EXIT_NOT_FOUND if failure.start_fault is StartFault.NOT_FOUND else EXIT_NOT_EXECUTABLE
     return Outcome(ExecStatus.FAILED, code, error=failure.message)
 
 

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.exec import outcome
 from node_agent.exec.outcome import Outcome
 from node_agent.exec.session import Session
 from node_agent.exec.stdin import StdinBuffer, feed
-from node_agent.runtime.base import Death, ExecProcess, RuntimeFailure
+from node_agent.runtime.base import Death, ExecProcess
 
 log = logging.getLogger(__name__)
 

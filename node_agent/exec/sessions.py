@@ -15,13 +15,13 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
 from gateway.wire.states import ExecStatus
-from node_agent.errors import ApiError, bad_field
+from node_agent.errors import NodeError, RuntimeFailure, bad_field
 from node_agent.exec import outcome
 from node_agent.exec.runner import FindDeath, Runner
 from node_agent.exec.session import Bell, Session
 from node_agent.exec.stdin import StdinBuffer, StdinRoom
 from node_agent.exec.store import SESSION_ID, SpoolStore
-from node_agent.runtime.base import Death, ExecCommand, RuntimeFailure, SandboxRuntime
+from node_agent.runtime.base import Death, ExecCommand, SandboxRuntime
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ class Sessions:
         """The session.
 
         Raises:
-            ApiError: ``EXEC_NOT_FOUND``.
+            NodeError: ``EXEC_NOT_FOUND``.
         """
         session = self._sessions.get(session_id)
         if session is None:
-            raise ApiError(
+            raise NodeError(
                 ErrorCode.EXEC_NOT_FOUND,
                 f"there is no exec session {session_id} on this node: it never was, its sandbox is deleted, "
                 f"or it ended more than {self._bounds.retention:g} s ago",
@@ -93,16 +93,15 @@ class Sessions:
         """Starts a session; the same id again gives the one that is there.
 
         Raises:
-            ApiError: ``INVALID_REQUEST`` for an id of another sandbox, ``EXEC_LIMIT``, ``DISK_FULL``.
+            NodeError: ``INVALID_REQUEST`` for an id of another sandbox, ``EXEC_LIMIT``, ``DISK_FULL``.
         """
         _check_id(sandbox_id, order)
         if order.session_id in self._sessions:
             return self._sessions[order.session_id]
         if len(self._runners) >= self._bounds.running:
-            raise ApiError(
+            raise NodeError(
                 ErrorCode.EXEC_LIMIT,
                 f"{len(self._runners)} processes run on this node, its most; try again when one has ended",
-                sandbox_id=sandbox_id,
             )
         session = self._new(sandbox_id, order)
         wish = order.exec
@@ -122,7 +121,7 @@ class Sessions:
         """Takes input whole, waiting for room; input for a process that has ended is dropped.
 
         Raises:
-            ApiError: ``STDIN_CLOSED``; ``BUSY`` when the process did not read for `limits.MAX_LONG_POLL` seconds, with
+            NodeError: ``STDIN_CLOSED``; ``BUSY`` when the process did not read for `limits.MAX_LONG_POLL` seconds, with
                 nothing taken.
         """
         session = self.get(session_id)
@@ -131,11 +130,11 @@ class Sessions:
             return session
         stdin = runner.stdin
         if stdin is None or (stdin.closed and data):
-            raise ApiError(
+            raise NodeError(
                 ErrorCode.STDIN_CLOSED, f"stdin of session {session_id} is closed; start it with stdin: true"
             )
         if not await wait_until(session, lambda: stdin.offer(data) or not session.running, limits.MAX_LONG_POLL):
-            raise ApiError(
+            raise NodeError(
                 ErrorCode.BUSY,
                 f"the process of session {session_id} does not read its stdin, or the node holds"
                 " too much input; nothing was taken, try again",
@@ -208,10 +207,9 @@ class Sessions:
             if history is not None:
                 history.close()
             self._store.remove(order.session_id, 0)
-            raise ApiError(
+            raise NodeError(
                 ErrorCode.DISK_FULL,
                 f"the node has no room for the session's output: {error.strerror}",
-                sandbox_id=sandbox_id,
             ) from error
         return session
 

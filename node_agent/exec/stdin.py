@@ -5,8 +5,9 @@ from collections import deque
 from typing import Final
 
 from gateway.wire import limits
+from node_agent.errors import RuntimeFailure
 from node_agent.exec.session import Session
-from node_agent.runtime.base import ExecProcess, RuntimeFailure
+from node_agent.runtime.base import ExecProcess
 
 NODE_BOUND: Final = 16 * limits.MAX_STDIN_BUFFER
 

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 
-from node_agent.runtime.base import ExecProcess, RuntimeFailure, Stream
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import ExecProcess, Stream
 
 BATCH = 1024 * 1024
 """Bytes that cross at once: one wake-up of the loop costs some 50 µs, so small pieces would bound the speed."""

@@ -11,10 +11,10 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.wire.errors import ErrorCode
-from node_agent.errors import ApiError, of_failure
+from node_agent.errors import NodeError
 from node_agent.files import scripts
 from node_agent.files.pump import BATCH, Pump
-from node_agent.runtime.base import ExecCommand, ExecProcess, RuntimeFailure, SandboxRuntime
+from node_agent.runtime.base import ExecCommand, ExecProcess, SandboxRuntime
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +33,17 @@ class ClientGone(Exception):  # noqa: N818 - an event, not an error of ours
 
 
 @dataclass(frozen=True)
-class Place:
+class SandboxPath:
     """A path in a sandbox."""
 
     runtime: SandboxRuntime
     sandbox_id: str
     path: str
 
-    def refusal(self, code: int, stderr: bytes) -> ApiError:
+    def refusal(self, code: int, stderr: bytes) -> NodeError:
         """Why a script ended with this code."""
         error, sentence = scripts.explain(code, stderr)
-        return ApiError(error, f"{self.path!r} in sandbox {self.sandbox_id} {sentence}", sandbox_id=self.sandbox_id)
+        return NodeError(error, f"{self.path!r} in sandbox {self.sandbox_id} {sentence}")
 
 
 class Download:
@@ -72,43 +72,43 @@ class Transfers:
         self._executor = executor
         self._slots = asyncio.Semaphore(MAX_TRANSFERS)
 
-    async def upload(self, place: Place, size: int, receive: Receive) -> None:
+    async def upload(self, path: SandboxPath, size: int, receive: Receive) -> None:
         """Writes the body to the file, whole or not at all.
 
         Raises:
-            ApiError: what kept the file from being written.
+            NodeError: what kept the file from being written.
             ClientGone: the client left; nothing is left behind.
         """
         part = f".upload-{secrets.token_hex(8)}"
         async with self._slots:
-            busybox = place.runtime.busybox(place.sandbox_id)
-            command = scripts.upload_command(busybox, place.path, size, part)
-            async with self._process(place, ExecCommand(command, stdin=True)) as process:
+            busybox = path.runtime.busybox(path.sandbox_id)
+            command = scripts.upload_command(busybox, path.path, size, part)
+            async with self._process(path, ExecCommand(command, stdin=True)) as process:
                 pump = Pump(process, asyncio.get_running_loop())
                 pump.abandon()
                 try:
-                    await self._feed(place, process, pump, receive, size)
+                    await self._feed(path, process, pump, receive, size)
                 finally:
                     # Without the whole body the script sees a short file and removes it.
                     await asyncio.shield(self._run(process.close_stdin))
                     await asyncio.wait([pump.ended], timeout=END_WAIT)
                 if not pump.ended.done():
-                    raise _stalled(place)
+                    raise _stalled(path)
                 code = await pump.ended
                 if code != 0:
-                    raise place.refusal(code, pump.stderr)
+                    raise path.refusal(code, pump.stderr)
 
     @asynccontextmanager
-    async def download(self, place: Place) -> AsyncIterator[Download]:
+    async def download(self, path: SandboxPath) -> AsyncIterator[Download]:
         """The file, opened: its size is known and its bytes follow.
 
         Raises:
-            ApiError: ``FILE_NOT_FOUND``, ``IS_DIRECTORY``, and what else keeps it from being read.
+            NodeError: ``FILE_NOT_FOUND``, ``IS_DIRECTORY``, and what else keeps it from being read.
         """
         async with self._slots:
-            busybox = place.runtime.busybox(place.sandbox_id)
-            command = ExecCommand(scripts.download_command(busybox, place.path))
-            async with self._process(place, command) as process:
+            busybox = path.runtime.busybox(path.sandbox_id)
+            command = ExecCommand(scripts.download_command(busybox, path.path))
+            async with self._process(path, command) as process:
                 pump = Pump(process, asyncio.get_running_loop())
                 try:
                     head = b""
@@ -116,12 +116,12 @@ class Transfers:
                         head += piece
                     line, newline, rest = head.partition(b"\n")
                     if not newline:
-                        raise place.refusal(await pump.ended, pump.stderr)
+                        raise path.refusal(await pump.ended, pump.stderr)
                     yield Download(int(line), rest, pump)
                 finally:
                     pump.abandon()
 
-    async def _feed(self, place: Place, process: ExecProcess, pump: Pump, receive: Receive, size: int) -> None:
+    async def _feed(self, path: SandboxPath, process: ExecProcess, pump: Pump, receive: Receive, size: int) -> None:
         """Receives the next batch while the last one is being written."""
         writing: asyncio.Future[None] | None = None
         left = size
@@ -129,39 +129,35 @@ class Transfers:
             while left and not pump.ended.done() and (batch := await _batch(receive)):
                 left -= len(batch)
                 if writing is not None:
-                    await self._written(place, process, writing)
+                    await self._written(path, process, writing)
                 writing = self._run(partial(process.write, batch))
         finally:
             if writing is not None:
-                await self._written(place, process, writing)
+                await self._written(path, process, writing)
 
-    async def _written(self, place: Place, process: ExecProcess, writing: "asyncio.Future[None]") -> None:
+    async def _written(self, path: SandboxPath, process: ExecProcess, writing: "asyncio.Future[None]") -> None:
         await asyncio.wait([writing], timeout=STALL_WAIT)
         if not writing.done():
             await asyncio.shield(self._run(partial(_end, process)))
-            raise _stalled(place)
+            raise _stalled(path)
         await writing
 
     @asynccontextmanager
-    async def _process(self, place: Place, command: ExecCommand) -> AsyncIterator[ExecProcess]:
+    async def _process(self, path: SandboxPath, command: ExecCommand) -> AsyncIterator[ExecProcess]:
+        process = await self._run(partial(path.runtime.exec, path.sandbox_id, command))
         try:
-            process = await self._run(partial(place.runtime.exec, place.sandbox_id, command))
-            try:
-                yield process
-            finally:
-                await asyncio.shield(self._run(partial(_end, process)))
-        except RuntimeFailure as failure:
-            raise of_failure(failure, place.sandbox_id) from failure
+            yield process
+        finally:
+            await asyncio.shield(self._run(partial(_end, process)))
 
     def _run(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
-def _stalled(place: Place) -> ApiError:
-    return ApiError(
+def _stalled(path: SandboxPath) -> NodeError:
+    return NodeError(
         ErrorCode.TIMEOUT,
-        f"{place.path!r} in sandbox {place.sandbox_id} was not written: the sandbox does not read; is it paused?",
-        sandbox_id=place.sandbox_id,
+        f"{path.path!r} in sandbox {path.sandbox_id} was not written: the sandbox does not read; is it paused?",
     )
 
 

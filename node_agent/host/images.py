@@ -13,7 +13,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 
 PULL_TIMEOUT: Final = 1800.0  # seconds for one image; the engine itself has no bound
 LOAD_IT: Final = "load it into the node's Docker engine, see docs/operations.md"

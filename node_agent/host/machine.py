@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gateway.wire.nodes import Pressure
 from gateway.wire.resources import Shape
-from node_agent.sandboxes.admission import disk_is_short
 from node_agent.settings import NodeSettings
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,17 @@ def parse_pressure(text: str) -> float | None:
     """``some avg10`` of a file below ``/proc/pressure``, in percent."""
     match = re.search(r"^some avg10=([0-9.]+)", text, re.MULTILINE)
     return float(match[1]) if match else None
+
+
+def disk_is_short(*, free_mb: int, least_mb: int, was_short: bool) -> bool:
+    """Return whether the host's disk is too full for one more sandbox.
+
+    Args:
+        free_mb: MiB free now.
+        least_mb: below this it becomes short; from twice as much on it is not any more.
+        was_short: whether it was at the last look.
+    """
+    return free_mb < (2 * least_mb if was_short else least_mb)
 
 
 class Machine:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import Firewall
 from node_agent.host.process import CommandError, run
-from node_agent.runtime.base import RuntimeFailure
 
 DEFAULT_POOL: Final = "10.213.0.0/16"
 DEFAULT_RESOLVERS: Final = ("1.1.1.1", "8.8.8.8")

@@ -16,10 +16,10 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
+from node_agent.errors import RuntimeFailure
 from node_agent.host import loop, mounts
 from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError, run
-from node_agent.runtime.base import RuntimeFailure
 
 _IMAGE: Final = "volume.ext4"
 _POINT: Final = "volume"

@@ -14,11 +14,10 @@ from typing import Final, Protocol
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire import limits
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest, RuntimeReport
-from node_agent.errors import ApiError
+from node_agent.errors import NodeError
 from node_agent.host.machine import Machine
 from node_agent.membership.identity import Identity, IdentityFile, digest
-from node_agent.sandboxes.manager import Registry
-from node_agent.sandboxes.model import inventory_item
+from node_agent.sandboxes.manager import SandboxManager
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +74,7 @@ class Agent:
         join_token_file: Path | None,
         identity: IdentityFile,
         connect: Callable[[str, str], Gateway],
-        registry: Registry,
+        sandboxes: SandboxManager,
         facts: NodeFacts,
     ) -> None:
         """``connect`` makes a client of the gateway from its URL and a token."""
@@ -83,7 +82,7 @@ class Agent:
         self._join_token_file = join_token_file
         self._file = identity
         self._connect = connect
-        self._registry = registry
+        self._sandboxes = sandboxes
         self._facts = facts
         self._identity = identity.load(gateway_url)
         self._client = connect(gateway_url, self._identity.credential) if self._identity else None
@@ -200,11 +199,11 @@ class Agent:
             return
         answer = self._client.heartbeat(self._identity.node_id, self.heartbeat())
         self._interval = answer.heartbeat_seconds
-        self._registry.draining = answer.draining
+        self._sandboxes.draining = answer.draining
         for removal in answer.remove:
             try:
-                self._registry.delete(removal.sandbox_id, removal.generation)
-            except ApiError as error:
+                self._sandboxes.delete(removal.sandbox_id, removal.generation)
+            except NodeError as error:
                 log.info("not removed, as the gateway asked: %s", error)
 
     def heartbeat(self) -> Heartbeat:
@@ -218,15 +217,15 @@ class Agent:
             node_url=facts.node_url,
             agent_version=facts.agent_version,
             total=facts.machine.total(),
-            reserved=self._registry.reserved(),
+            reserved=self._sandboxes.reserved(),
             used_memory_mb=use.memory_mb,
             used_disk_mb=use.disk_mb,
             pressure=facts.machine.pressure(),
             runtimes=facts.runtimes,
             images=facts.images(),
-            inventory=[inventory_item(s, live[s.order.sandbox_id]) for s in self._registry.sandboxes()],
+            inventory=[s.inventory_item(live[s.id]) for s in self._sandboxes.sandboxes()],
             # So that nothing is placed here only to be refused.
-            draining=self._registry.draining or facts.machine.disk_shortage() is not None,
+            draining=self._sandboxes.draining or facts.machine.disk_shortage() is not None,
         )
 
 

@@ -16,37 +16,7 @@ from typing import ClassVar
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason
-
-
-class StartFault(StrEnum):
-    """Why a program did not start, as a POSIX shell tells it apart: by exit code 127 or 126."""
-
-    NOT_FOUND = "not_found"
-    NOT_EXECUTABLE = "not_executable"  # also: its user or its working directory is not as it has to be
-
-
-class RuntimeFailure(Exception):  # noqa: N818 - it is what an engine's refusal is called throughout
-    """An engine could not do what was asked.
-
-    Attributes:
-        code: what the caller tells its own caller; decides the HTTP status and whether a retry may help.
-        reason: why the sandbox is dead, when this failure killed it.
-        start_fault: with ``START_ERROR`` of an exec: what was wrong with its program.
-    """
-
-    def __init__(
-        self,
-        code: ErrorCode,
-        message: str,
-        *,
-        reason: DeathReason | None = None,
-        start_fault: StartFault | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.reason = reason
-        self.start_fault = start_fault
+from node_agent.errors import RuntimeFailure
 
 
 @dataclass(frozen=True)

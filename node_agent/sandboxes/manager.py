@@ -1,9 +1,16 @@
-"""The orders about this node's sandboxes, and what they do to the engines.
+"""The orders about this node's sandboxes: create, delete, pause, resume, and what they do to the engines.
 
-What is known of each is in `node_agent.sandboxes.table`; after a restart `Registry.adopt` rebuilds it from what the
-engines have.  Safe from any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.  A
-lock per id keeps engine calls on one sandbox apart, but for `delete`: it does not wait for a create in flight, it
-breaks it.
+Three rules meet here:
+
+* **The newest generation wins.**  An order for an older one is refused (`SandboxTable.fenced`); a create of a newer one
+  takes the entry's place, its lock, and its workspace.
+* **A delete beats a create in flight.**  It marks the entry, then asks the engine, which breaks a create that has come
+  that far.  A create looks for the mark before it asks the engine and after; and once it has unwound, the delete asks
+  the engine again, because a create that looked just before the mark may have begun just after.
+* **One engine call at a time on one id** (`Entry.busy`), but for that first call of a delete.
+
+What is known is memory only: after a restart `SandboxManager.adopt` rebuilds it from what the engines have.  Safe from
+any thread.  Engine calls run on two pools, so that slow creates never hold up a delete.
 """
 
 import logging
@@ -11,39 +18,38 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
-from gateway.wire.errors import CODE_RULES, ErrorCode
+from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import LIVE, DeathReason, SandboxState
-from node_agent.errors import ApiError, of_failure
-from node_agent.runtime.base import Death, EngineState, Found, Order, RuntimeFailure, SandboxRuntime
-from node_agent.sandboxes import model as core
-from node_agent.sandboxes.admission import refusal
-from node_agent.sandboxes.entry import Entry, attach, deleted, newer, not_running, overtaken, reason_of, was_deleted
-from node_agent.sandboxes.model import Sandbox
-from node_agent.sandboxes.table import Entries
+from node_agent.errors import NodeError, RuntimeFailure
+from node_agent.runtime.base import Death, EngineState, Found, Order, SandboxRuntime
+from node_agent.sandboxes.model import NodeSandbox
+from node_agent.sandboxes.table import Entry, SandboxTable
 
 log = logging.getLogger(__name__)
 
-DELETE_WAIT = 120.0  # above what an engine takes for its longest delete
+T = TypeVar("T")
 
-Runtimes = Mapping[RuntimeName, SandboxRuntime]
+DELETE_WAIT: Final = 120.0  # above what an engine takes for its longest delete
+FIRST_WATCH_PAUSE: Final = 1.0
+MAX_WATCH_PAUSE: Final = 30.0
 
 
-class Gone(Protocol):
-    """Told when a sandbox ended or was deleted."""
+class OnGone(Protocol):
+    """Called when a sandbox ended or was deleted."""
 
     def __call__(self, sandbox_id: str, generation: int, *, death: Death, deleted: bool) -> None: ...
 
 
-class Registry:
-    """Creates, deletes, pauses, resumes and watches sandboxes."""
+class SandboxManager:
+    """Creates, deletes, pauses, resumes and watches the sandboxes of this node."""
 
     def __init__(
         self,
-        runtimes: Runtimes,
+        runtimes: Mapping[RuntimeName, SandboxRuntime],
         total: Callable[[], Shape],
         shortage: Callable[[], str | None],
         creators: Executor,
@@ -52,8 +58,8 @@ class Registry:
         """
         Args:
             runtimes: the engines.
-            total: what the node may give away.
-            shortage: why the host takes no new sandbox whatever is left of that; ``None`` while it does.
+            total: returns what the node may give away.
+            shortage: returns why the host takes no new sandbox, whatever is left of that; ``None`` while it does.
             creators: runs creates.
             workers: runs everything short.
         """
@@ -62,127 +68,236 @@ class Registry:
         self._shortage = shortage
         self._creators = creators
         self._workers = workers
-        self._entries = Entries()
+        self._table = SandboxTable()
         self._changed: Callable[[], None] = lambda: None
-        self._gone: Gone | None = None
+        self._on_gone: OnGone | None = None
         self.draining = False
 
-    def on_change(self, changed: Callable[[], None], gone: Gone) -> None:
-        """Who is told that the inventory changed, and that a sandbox ended.  Called from any thread."""
+    def listen(self, changed: Callable[[], None], gone: OnGone) -> None:
+        """Set what is called when the inventory changed, and when a sandbox ended.  Called from any thread."""
         self._changed = changed
-        self._gone = gone
+        self._on_gone = gone
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def sandboxes(self) -> list[Sandbox]:
-        """The inventory at this moment."""
-        return self._entries.sandboxes()
+    def sandboxes(self) -> list[NodeSandbox]:
+        """Return the inventory at this moment."""
+        return self._table.sandboxes()
 
     def reserved(self) -> Shape:
-        """What the sandboxes that are there hold."""
-        return self._entries.held()
+        """Return what the sandboxes that are here hold."""
+        return self._table.held()
 
-    def find(self, sandbox_id: str, generation: int | None) -> Sandbox:
-        """The sandbox in that generation (``None``: in any).
-
-        Raises:
-            ApiError: ``SANDBOX_NOT_FOUND``, or ``CONFLICT`` where a newer generation is there.
-        """
-        return self._entries.find(sandbox_id, generation).sandbox
-
-    def running(self, sandbox_id: str, generation: int | None) -> tuple[SandboxRuntime, Sandbox]:
-        """The sandbox and its engine, if processes can start in it.
+    def find(self, sandbox_id: str, generation: int | None) -> NodeSandbox:
+        """Return the sandbox in that generation (``None``: in any).
 
         Raises:
-            ApiError: as `find`; ``CREATE_IN_PROGRESS``; ``SANDBOX_NOT_RUNNING``.
+            NodeError: ``SANDBOX_NOT_FOUND``, or ``CONFLICT`` where a newer generation is here.
         """
-        sandbox = self._entries.settled(sandbox_id, generation).sandbox
+        return self._table.find(sandbox_id, generation).sandbox
+
+    def runtime_of(self, sandbox_id: str, generation: int | None) -> SandboxRuntime:
+        """Return the engine of the sandbox, whatever its state.
+
+        Raises:
+            NodeError: as `find`.
+        """
+        return self._runtimes[self.find(sandbox_id, generation).runtime]
+
+    def running(self, sandbox_id: str, generation: int | None) -> SandboxRuntime:
+        """Return the engine of the sandbox, if processes can start in it.
+
+        Raises:
+            NodeError: as `find`; ``CREATE_IN_PROGRESS``; ``SANDBOX_NOT_RUNNING``.
+        """
+        sandbox = self._table.settled(sandbox_id, generation).sandbox
         if sandbox.state is not SandboxState.RUNNING:
-            raise not_running(sandbox)
-        return self._runtimes[sandbox.runtime], sandbox
+            raise _not_running(sandbox)
+        return self._runtimes[sandbox.runtime]
 
     def used_disk_mb(self) -> int:
-        """MiB of disk that the sandboxes that are there have written; what cannot be asked counts as nothing."""
+        """Return the MiB of disk that the sandboxes have written; one whose engine does not answer counts as none."""
         used = 0.0
         for sandbox in self.sandboxes():
             try:
-                used += self.engine(sandbox).usage(sandbox.order.sandbox_id).disk_mb
+                used += self._runtimes[sandbox.runtime].usage(sandbox.id).disk_mb
             except RuntimeFailure as failure:
-                log.info("the disk of sandbox %s is not known: %s", sandbox.order.sandbox_id, failure.message)
+                log.info("the disk use of sandbox %s is unknown: %s", sandbox.id, failure.message)
         return int(used)
 
-    def engine(self, sandbox: Sandbox) -> SandboxRuntime:
-        """The engine that runs this sandbox."""
-        return self._runtimes[sandbox.runtime]
-
     def find_death(self, sandbox_id: str, generation: int, seconds: float) -> Death | None:
-        """How this incarnation ended; waits up to ``seconds`` for it."""
-        entry = self._entries.get(sandbox_id)
+        """Return how this incarnation ended; wait up to ``seconds`` for it, then ``None``."""
+        entry = self._table.get(sandbox_id)
         if entry is None or entry.generation > generation:
-            return deleted("the sandbox was deleted or replaced")
+            return _removed("the sandbox was deleted or replaced")
         entry.ended.wait(seconds)
         return entry.sandbox.death
 
-    # -- orders -------------------------------------------------------------------------------------------------------
+    # -- create -------------------------------------------------------------------------------------------------------
 
-    def create(self, order: Order, runtime: RuntimeName) -> "Future[Sandbox]":
-        """Accepts an order, or attaches to it where it was accepted before.  The future fails with `ApiError`.
+    def create(self, order: Order, runtime: RuntimeName) -> "Future[NodeSandbox]":
+        """Accept an order, or attach to it where it was accepted before.  The future fails with `NodeError`.
 
         Raises:
-            ApiError: ``CONFLICT``, ``NODE_REFUSED``.
+            NodeError: ``CONFLICT``, ``NODE_REFUSED``.
         """
-        with self._entries.lock:
-            present = self._entries.get(order.sandbox_id)
-            if present is not None and present.generation >= order.generation:
-                return attach(present, order)
-            self._admit(order, runtime, present)
-            entry = Entry(core.ordered(order, runtime))
-            if present is not None:
-                entry.busy = present.busy
-                present.ended.set()
-            self._entries.put(entry)
-        if present is not None:
-            self._tell_gone(present, deleted("the sandbox was restarted"), deleted=False)
-        self._creators.submit(self._create, entry, present)
+        with self._table.lock:
+            former = self._table.fenced(order.sandbox_id, order.generation)
+            if former is not None and former.generation == order.generation:
+                return _attach(former, order)
+            self._admit(order, runtime, former)
+            entry = Entry(NodeSandbox.ordered(order, runtime))
+            if former is not None:
+                entry.busy = former.busy
+                former.ended.set()
+            self._table.put(entry)
+        if former is not None:
+            self._notify_gone(former, _removed("the sandbox was restarted"), deleted=False)
+        self._creators.submit(self._create, entry, former)
         return entry.created
 
-    def delete(self, sandbox_id: str, generation: int) -> "Future[None]":
-        """Removes the sandbox in this and every older generation; done at once where there is none.
+    def _admit(self, order: Order, runtime: RuntimeName, former: Entry | None) -> None:
+        if runtime not in self._runtimes:
+            raise NodeError(ErrorCode.NODE_REFUSED, f"this node has no {runtime} runtime")
+        # A restart stays on its node, also on a draining or full one: its workspace is here.
+        if former is None and self.draining:
+            raise NodeError(
+                ErrorCode.NODE_REFUSED, "this node is draining and takes no new sandbox; place it on another one"
+            )
+        free = self._total().minus(self._table.held(without=former))
+        if (problem := shortfall(free, order.spec.shape)) is not None:
+            raise NodeError(ErrorCode.NODE_REFUSED, problem)
+        if former is None and (problem := self._shortage()) is not None:
+            raise NodeError(ErrorCode.NODE_REFUSED, problem)
 
-        The future fails with `ApiError` when the engine could not do it; the next call tries again.
+    def _create(self, entry: Entry, former: Entry | None) -> None:
+        try:
+            _await_delete(former)
+            with entry.busy:
+                self._remove_former(entry, former)
+                found = None if entry.deleted else self._runtime(entry).create(entry.sandbox.order)
+            self._created(entry, found)
+        except RuntimeFailure as failure:
+            self._create_failed(entry, former, failure)
+        except Exception as error:
+            log.exception("create of sandbox %s failed inside the agent", entry.id)
+            message = f"the node agent failed while creating sandbox {entry.id}: {error}"
+            self._create_failed(entry, former, NodeError(ErrorCode.INTERNAL, message))
+        self._changed()
+
+    def _remove_former(self, entry: Entry, former: Entry | None) -> None:
+        """Delete the former generation where the engine would not replace it: a failed delete, or another engine."""
+        if former is None:
+            return
+        if former.deleted is not None or former.sandbox.runtime != entry.sandbox.runtime:
+            self._runtime(former).delete(former.id)
+
+    def _created(self, entry: Entry, found: Found | None) -> None:
+        with self._table.lock:
+            alive = found is not None and not self._overtaken(entry)
+            if alive and found is not None:
+                entry.sandbox = entry.sandbox.started(found)
+        if alive:
+            self._watch(entry)
+            entry.created.set_result(entry.sandbox)
+        else:
+            entry.created.set_exception(_overtaken_error(entry))
+
+    def _create_failed(self, entry: Entry, former: Entry | None, error: NodeError) -> None:
+        with self._table.lock:
+            overtaken = self._overtaken(entry)
+            if not overtaken and error.retryable:
+                self._undo(entry, former)
+            elif not overtaken:
+                reason = error.reason or _DEATH_BY_CODE.get(error.code, DeathReason.START_ERROR)
+                entry.sandbox = entry.sandbox.died(Death(reason, None, error.message, datetime.now(UTC)))
+        entry.ended.set()
+        entry.created.set_exception(_overtaken_error(entry) if overtaken else error)
+
+    def _undo(self, entry: Entry, former: Entry | None) -> None:
+        """Restore what an order was to replace of which nothing came: it is listed, counted and deletable again."""
+        if former is None or former.was_deleted:
+            self._table.remove(entry)
+            return
+        self._table.put(former)
+        if former.sandbox.state in LIVE:
+            self._watch(former)  # it may have ended while nobody looked
+
+    # -- delete -------------------------------------------------------------------------------------------------------
+
+    def delete(self, sandbox_id: str, generation: int) -> "Future[None]":
+        """Delete the sandbox in this and every older generation; done at once where there is none.
+
+        The future fails with `NodeError` when the engine could not do it; the next call tries again.
 
         Raises:
-            ApiError: ``CONFLICT`` where a newer generation is there.
+            NodeError: ``CONFLICT`` where a newer generation is here.
         """
-        with self._entries.lock:
-            entry = self._entries.get(sandbox_id)
+        with self._table.lock:
+            entry = self._table.fenced(sandbox_id, generation)
             if entry is None:
-                done: Future[None] = Future()
-                done.set_result(None)
-                return done
-            if entry.generation > generation:
-                raise newer(entry, generation)
+                return _done(None)
             if entry.deleted is not None and not entry.deleted.done():
                 return entry.deleted
             if entry.sandbox.state is not SandboxState.DELETING:
-                entry.sandbox = core.moved(entry.sandbox, SandboxState.DELETING)
-            entry.deleted = Future()
-            outcome = entry.deleted
+                entry.sandbox = entry.sandbox.moved(SandboxState.DELETING)
+            outcome: Future[None] = Future()
+            entry.deleted = outcome
         self._workers.submit(self._delete, entry, outcome)
         return outcome
 
-    def pause(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
-        """Freezes the sandbox.  Idempotent.  The future fails with `ApiError`."""
-        entry = self._entries.settled(sandbox_id, generation)
+    def _delete(self, entry: Entry, outcome: "Future[None]") -> None:
+        runtime = self._runtime(entry)
+        try:
+            runtime.delete(entry.id)
+            with entry.busy:
+                # A create that was in flight has unwound now; whatever it still made goes too.
+                if not entry.created.done() or entry.created.exception() is not None:
+                    runtime.delete(entry.id)
+        except RuntimeFailure as failure:
+            log.error("sandbox %s could not be deleted: %s", entry.id, failure.message)
+            outcome.set_exception(failure)
+            return
+        except Exception as error:
+            log.exception("delete of sandbox %s failed inside the agent", entry.id)
+            outcome.set_exception(NodeError(ErrorCode.INTERNAL, f"sandbox {entry.id} could not be deleted: {error}"))
+            return
+        self._table.remove(entry)
+        entry.ended.set()
+        self._notify_gone(entry, _removed("the sandbox was deleted"), deleted=True)
+        outcome.set_result(None)
+        self._changed()
+
+    # -- pause and resume ---------------------------------------------------------------------------------------------
+
+    def pause(self, sandbox_id: str, generation: int | None) -> "Future[NodeSandbox]":
+        """Freeze the sandbox.  Idempotent.  The future fails with `NodeError`."""
+        entry = self._table.settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.RUNNING, SandboxState.PAUSED)
 
-    def resume(self, sandbox_id: str, generation: int | None) -> "Future[Sandbox]":
-        """Lets the sandbox go on.  Idempotent.  The future fails with `ApiError`."""
-        entry = self._entries.settled(sandbox_id, generation)
+    def resume(self, sandbox_id: str, generation: int | None) -> "Future[NodeSandbox]":
+        """Let the sandbox go on.  Idempotent.  The future fails with `NodeError`."""
+        entry = self._table.settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.PAUSED, SandboxState.RUNNING)
 
+    def _switch(self, entry: Entry, before: SandboxState, after: SandboxState) -> NodeSandbox:
+        with entry.busy:
+            if entry.sandbox.state is after:
+                return entry.sandbox
+            if entry.sandbox.state is not before or not self._table.is_newest(entry):
+                raise _not_running(entry.sandbox)
+            runtime = self._runtime(entry)
+            (runtime.pause if after is SandboxState.PAUSED else runtime.resume)(entry.id)
+            with self._table.lock:
+                if entry.sandbox.state is before:
+                    entry.sandbox = entry.sandbox.moved(after)
+        self._changed()
+        return entry.sandbox
+
+    # -- after a restart of the agent ---------------------------------------------------------------------------------
+
     def adopt(self) -> None:
-        """Takes over what an earlier life left: watches what runs, goes on with what was created, sweeps the rest.
+        """Take over what an earlier life left: watch what runs, go on with what was created, sweep the rest.
 
         Called once, before the first order.
 
@@ -199,124 +314,15 @@ class Registry:
         for entry in unfinished:
             self._creators.submit(self._create, entry, None)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _admit(self, order: Order, runtime: RuntimeName, present: Entry | None) -> None:
-        if runtime not in self._runtimes:
-            raise ApiError(ErrorCode.NODE_REFUSED, f"this node has no {runtime} runtime", sandbox_id=order.sandbox_id)
-        held = self._entries.held(without=present)
-        # A restart stays on its node, also on a draining one: its workspace is here.
-        draining = self.draining and present is None
-        why = refusal(total=self._total(), held=held, wanted=order.spec.shape, draining=draining)
-        if why is None and present is None:
-            why = self._shortage()
-        if why is not None:
-            raise ApiError(ErrorCode.NODE_REFUSED, why, sandbox_id=order.sandbox_id)
-
-    def _create(self, entry: Entry, former: Entry | None) -> None:
-        try:
-            _await_delete(former)
-            with entry.busy:
-                self._remove_former(entry, former)
-                found = None if entry.deleted else self._engine_create(entry)
-            self._created(entry, found)
-        except RuntimeFailure as failure:
-            self._create_failed(entry, former, of_failure(failure, entry.id), failure.reason)
-        except Exception as error:
-            log.exception("create of sandbox %s failed inside the agent", entry.id)
-            message = f"the node agent failed while creating sandbox {entry.id}: {error}"
-            self._create_failed(entry, former, ApiError(ErrorCode.INTERNAL, message, sandbox_id=entry.id), None)
-        self._changed()
-
-    def _remove_former(self, entry: Entry, former: Entry | None) -> None:
-        if former is None:
-            return
-        if former.deleted is not None or former.sandbox.runtime != entry.sandbox.runtime:
-            self._runtimes[former.sandbox.runtime].delete(former.id)
-
-    def _engine_create(self, entry: Entry) -> Found:
-        return self._runtimes[entry.sandbox.runtime].create(entry.sandbox.order)
-
-    def _created(self, entry: Entry, found: Found | None) -> None:
-        with self._entries.lock:
-            alive = found is not None and entry.deleted is None and self._entries.has(entry)
-            if alive and found is not None:
-                entry.sandbox = core.started(entry.sandbox, found)
-        if alive:
-            self._watch(entry)
-            entry.created.set_result(entry.sandbox)
-        else:
-            entry.created.set_exception(overtaken(entry))
-
-    def _create_failed(self, entry: Entry, former: Entry | None, error: ApiError, reason: DeathReason | None) -> None:
-        with self._entries.lock:
-            broken = entry.deleted is not None or not self._entries.has(entry)
-            if not broken and CODE_RULES[error.code].retryable:
-                self._undo(entry, former)
-            elif not broken:
-                death = Death(reason or reason_of(error.code), None, error.message, datetime.now(UTC))
-                entry.sandbox = core.died(entry.sandbox, death)
-                entry.failure = error
-        entry.ended.set()
-        entry.created.set_exception(overtaken(entry) if broken else error)
-
-    def _undo(self, entry: Entry, former: Entry | None) -> None:
-        """Nothing came of the order: what it was to replace is told and counted again, and can be deleted."""
-        if former is None or was_deleted(former):
-            self._entries.remove(entry)
-            return
-        self._entries.put(former)
-        if former.sandbox.state in LIVE:
-            self._watch(former)  # it may have ended while nobody looked
-
-    def _delete(self, entry: Entry, outcome: "Future[None]") -> None:
-        runtime = self._runtimes[entry.sandbox.runtime]
-        try:
-            runtime.delete(entry.id)
-            with entry.busy:
-                # A create that was in flight has unwound now; whatever it still made goes too.
-                if not entry.created.done() or entry.created.exception() is not None:
-                    runtime.delete(entry.id)
-        except RuntimeFailure as failure:
-            log.error("sandbox %s could not be deleted: %s", entry.id, failure.message)
-            outcome.set_exception(of_failure(failure, entry.id))
-            return
-        except Exception as error:
-            log.exception("delete of sandbox %s failed inside the agent", entry.id)
-            outcome.set_exception(ApiError(ErrorCode.INTERNAL, f"sandbox {entry.id} could not be deleted: {error}"))
-            return
-        self._entries.remove(entry)
-        entry.ended.set()
-        self._tell_gone(entry, deleted("the sandbox was deleted"), deleted=True)
-        outcome.set_result(None)
-        self._changed()
-
-    def _switch(self, entry: Entry, before: SandboxState, after: SandboxState) -> Sandbox:
-        with entry.busy:
-            if entry.sandbox.state is after:
-                return entry.sandbox
-            if entry.sandbox.state is not before or not self._entries.has(entry):
-                raise not_running(entry.sandbox)
-            runtime = self._runtimes[entry.sandbox.runtime]
-            try:
-                (runtime.pause if after is SandboxState.PAUSED else runtime.resume)(entry.id)
-            except RuntimeFailure as failure:
-                raise of_failure(failure, entry.id) from failure
-            with self._entries.lock:
-                if entry.sandbox.state is before:
-                    entry.sandbox = core.moved(entry.sandbox, after)
-        self._changed()
-        return entry.sandbox
-
     def _adopt(self, name: RuntimeName, found: Found) -> list[Entry]:
-        """The entry, where its create has to go on."""
-        entry = Entry(core.adopted(found, name))
-        other = self._entries.get(entry.id)
+        """Put one sandbox into the table; return its entry where its create has to go on."""
+        entry = Entry(NodeSandbox.adopted(found, name))
+        other = self._table.get(entry.id)
         if other is not None and other.generation >= entry.generation:
             log.warning("sandbox %s: generation %d is debris beside %d", entry.id, entry.generation, other.generation)
             self._runtimes[name].delete(entry.id)
             return []
-        self._entries.put(entry)
+        self._table.put(entry)
         log.info("adopted sandbox %s, generation %d: %s", entry.id, entry.generation, entry.sandbox.state)
         if found.state is EngineState.CREATING:
             return [entry]
@@ -327,36 +333,75 @@ class Registry:
             entry.ended.set()
         return []
 
+    # -- watching -----------------------------------------------------------------------------------------------------
+
     def _watch(self, entry: Entry) -> None:
         threading.Thread(target=self._wait, args=(entry,), name=f"watch-{entry.id}", daemon=True).start()
 
     def _wait(self, entry: Entry) -> None:
-        pause = 1.0
+        """Wait on a thread of its own until the sandbox ends, and record how."""
+        pause = FIRST_WATCH_PAUSE
         while True:
             try:
-                death = self._runtimes[entry.sandbox.runtime].wait(entry.id)
+                death = self._runtime(entry).wait(entry.id)
                 break
             except RuntimeFailure as failure:
                 log.error("sandbox %s cannot be watched: %s", entry.id, failure.message)
             if entry.ended.wait(pause):
                 return
-            pause = min(pause * 2, 30.0)
-        with self._entries.lock:
-            if not self._entries.has(entry) or entry.sandbox.state not in LIVE:
+            pause = min(pause * 2, MAX_WATCH_PAUSE)
+        with self._table.lock:
+            if not self._table.is_newest(entry) or entry.sandbox.state not in LIVE:
                 return
-            entry.sandbox = core.died(entry.sandbox, death)
+            entry.sandbox = entry.sandbox.died(death)
         entry.ended.set()
         log.info("sandbox %s ended: %s, %s", entry.id, death.reason, death.detail)
-        self._tell_gone(entry, death, deleted=False)
+        self._notify_gone(entry, death, deleted=False)
         self._changed()
 
-    def _tell_gone(self, entry: Entry, death: Death, *, deleted: bool) -> None:
-        if self._gone is not None:
-            self._gone(entry.id, entry.generation, death=death, deleted=deleted)
+    # -- small parts --------------------------------------------------------------------------------------------------
+
+    def _runtime(self, entry: Entry) -> SandboxRuntime:
+        return self._runtimes[entry.sandbox.runtime]
+
+    def _overtaken(self, entry: Entry) -> bool:
+        """Return whether a delete or a newer generation came while the entry's create was in flight."""
+        return entry.deleted is not None or not self._table.is_newest(entry)
+
+    def _notify_gone(self, entry: Entry, death: Death, *, deleted: bool) -> None:
+        if self._on_gone is not None:
+            self._on_gone(entry.id, entry.generation, death=death, deleted=deleted)
+
+
+def shortfall(free: Shape, wanted: Shape) -> str | None:
+    """Return the sentence that says what is short for a sandbox of shape ``wanted``; ``None`` when it fits."""
+    names = wanted.shortfalls(free)
+    if not names:
+        return None
+    details = ", ".join(f"{name} {getattr(wanted, name):.15g} of {getattr(free, name):.15g} free" for name in names)
+    return f"this node has no room: {details}"
+
+
+def _attach(present: Entry, order: Order) -> "Future[NodeSandbox]":
+    """Return what became, or will become, of an order that is already here.
+
+    Raises:
+        NodeError: ``CONFLICT`` where it is another order.
+    """
+    if present.sandbox.order.spec_hash != order.spec_hash:
+        raise NodeError(
+            ErrorCode.CONFLICT,
+            f"sandbox {order.sandbox_id} is here in generation {order.generation} with another spec",
+        )
+    if present.deleted is not None:
+        raise _overtaken_error(present)
+    if present.created.done() and present.created.exception() is None:
+        return _done(present.sandbox)  # as it stands now, not as it was when it was created
+    return present.created
 
 
 def _await_delete(former: Entry | None) -> None:
-    """A delete of the former generation must not meet the new one in the engine."""
+    """Wait for a delete of the former generation: it must not meet the new one in the engine."""
     if former is None or former.deleted is None:
         return
     try:
@@ -365,3 +410,38 @@ def _await_delete(former: Entry | None) -> None:
         raise RuntimeFailure(
             ErrorCode.BUSY, f"the former generation of sandbox {former.id} is still being deleted; try again"
         ) from error
+
+
+def _done(result: T) -> "Future[T]":
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
+
+
+def _removed(detail: str) -> Death:
+    return Death(DeathReason.DELETED, None, detail, datetime.now(UTC))
+
+
+_DEATH_BY_CODE: Final = {ErrorCode.IMAGE_ERROR: DeathReason.IMAGE_ERROR, ErrorCode.DISK_FULL: DeathReason.DISK_FULL}
+"""Why a sandbox never ran, where the engine gave a code only."""
+
+
+def _not_running(sandbox: NodeSandbox) -> NodeError:
+    """Return the refusal of work that needs running processes."""
+    death = sandbox.death
+    detail = f": {death.detail}" if death and death.detail else ""
+    hint = "; resume it first" if sandbox.state is SandboxState.PAUSED else ""
+    return NodeError(
+        ErrorCode.SANDBOX_NOT_RUNNING,
+        f"sandbox {sandbox.id} is {sandbox.state}{detail}{hint}",
+        state=sandbox.state,
+        reason=death.reason if death else None,
+    )
+
+
+def _overtaken_error(entry: Entry) -> NodeError:
+    """Return the answer to a create that a delete or a newer generation broke."""
+    return NodeError(
+        ErrorCode.CONFLICT,
+        f"sandbox {entry.id}, generation {entry.generation}, was deleted or replaced while it was being created",
+    )

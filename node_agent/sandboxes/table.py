@@ -1,86 +1,132 @@
-"""The table of this node's sandboxes: who is there, in which generation, and what they hold.
+"""The table of this node's sandboxes: which ids are here, in which generation, and what they hold.
 
-Memory only.  Everything here takes `Entries.lock`, and what spans several calls is done under it by the caller.
+Here is the generation fence: every order and question names a generation, and `SandboxTable.fenced` refuses it where a
+newer one is here.  Memory only; after a restart the manager rebuilds it from what the engines have.  Everything takes
+`SandboxTable.lock`, and a decision that spans several calls is made under it by the caller.
 """
 
 import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
-from node_agent.errors import ApiError
-from node_agent.sandboxes import model as core
-from node_agent.sandboxes.admission import reserved
-from node_agent.sandboxes.entry import Entry, newer
-from node_agent.sandboxes.model import Sandbox
+from node_agent.errors import NodeError
+from node_agent.sandboxes.model import HOLDING, NodeSandbox
 
 
-class Entries:
+@dataclass(eq=False)
+class Entry:
+    """The mutable place of one incarnation.  Guarded by the table's lock.
+
+    Attributes:
+        created: done when the create is over; fails with a `NodeError`.
+        deleted: set by the first delete, and done when the engine has nothing of the sandbox any more.
+        ended: set once no process of this incarnation runs.
+        busy: held around engine calls on this id; a new generation takes it over.
+    """
+
+    sandbox: NodeSandbox
+    created: "Future[NodeSandbox]" = field(default_factory=Future)
+    deleted: "Future[None] | None" = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def id(self) -> str:
+        return self.sandbox.id
+
+    @property
+    def generation(self) -> int:
+        return self.sandbox.generation
+
+    @property
+    def was_deleted(self) -> bool:
+        """Whether its delete came to its end without a failure."""
+        return self.deleted is not None and self.deleted.done() and self.deleted.exception() is None
+
+
+class SandboxTable:
     """One entry for each sandbox id: its newest incarnation."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._by_id: dict[str, Entry] = {}
 
-    def sandboxes(self) -> list[Sandbox]:
-        """All, as they stand at this moment."""
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def sandboxes(self) -> list[NodeSandbox]:
+        """Return all, as they stand at this moment."""
         with self.lock:
             return [entry.sandbox for entry in self._by_id.values()]
 
     def held(self, *, without: Entry | None = None) -> Shape:
-        """What the sandboxes that are there hold, all but one."""
+        """Return what the sandboxes that are here hold, all but one."""
         with self.lock:
-            return reserved(
+            shapes = (
                 entry.sandbox.order.spec.shape
                 for entry in self._by_id.values()
-                if entry is not without and entry.sandbox.state in core.HOLDING
+                if entry is not without and entry.sandbox.state in HOLDING
             )
+            return sum(shapes, start=Shape())
 
     def get(self, sandbox_id: str) -> Entry | None:
-        """The entry, whatever its generation."""
+        """Return the entry, whatever its generation."""
         with self.lock:
             return self._by_id.get(sandbox_id)
 
-    def has(self, entry: Entry) -> bool:
-        """Whether this very incarnation is still the newest."""
+    def is_newest(self, entry: Entry) -> bool:
+        """Return whether this very incarnation is the one in the table."""
         return self.get(entry.id) is entry
 
+    def fenced(self, sandbox_id: str, generation: int | None) -> Entry | None:
+        """Return the entry in this or an older generation (``None``: in any).
+
+        Raises:
+            NodeError: ``CONFLICT`` where a newer generation is here.
+        """
+        entry = self.get(sandbox_id)
+        if entry is not None and generation is not None and entry.generation > generation:
+            raise NodeError(
+                ErrorCode.CONFLICT,
+                f"sandbox {entry.id} is here in generation {entry.generation}; generation {generation} is outdated",
+                state=entry.sandbox.state,
+            )
+        return entry
+
+    def find(self, sandbox_id: str, generation: int | None) -> Entry:
+        """Return the entry in exactly that generation (``None``: in any).
+
+        Raises:
+            NodeError: ``SANDBOX_NOT_FOUND``, or ``CONFLICT`` where a newer generation is here.
+        """
+        entry = self.fenced(sandbox_id, generation)
+        if entry is None or (generation is not None and entry.generation < generation):
+            wanted = "" if generation is None else f" in generation {generation}"
+            raise NodeError(ErrorCode.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id} is not on this node{wanted}")
+        return entry
+
+    def settled(self, sandbox_id: str, generation: int | None) -> Entry:
+        """Return the entry as `find` does, once its create is over.
+
+        Raises:
+            NodeError: as `find`; ``CREATE_IN_PROGRESS``.
+        """
+        entry = self.find(sandbox_id, generation)
+        if entry.sandbox.state is SandboxState.CREATING:
+            raise NodeError(ErrorCode.CREATE_IN_PROGRESS, f"sandbox {sandbox_id} is still being created")
+        return entry
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
     def put(self, entry: Entry) -> None:
-        """Takes the place of an older incarnation."""
+        """Put the entry in the place of an older incarnation."""
         with self.lock:
             self._by_id[entry.id] = entry
 
     def remove(self, entry: Entry) -> None:
-        """Takes the entry away, unless a newer one has its place."""
+        """Remove the entry, unless a newer one has its place."""
         with self.lock:
-            if self.has(entry):
+            if self.is_newest(entry):
                 del self._by_id[entry.id]
-
-    def find(self, sandbox_id: str, generation: int | None) -> Entry:
-        """The entry in that generation (``None``: in any).
-
-        Raises:
-            ApiError: ``SANDBOX_NOT_FOUND``, or ``CONFLICT`` where a newer generation is there.
-        """
-        entry = self.get(sandbox_id)
-        if entry is None or (generation is not None and entry.generation < generation):
-            wanted = "" if generation is None else f" in generation {generation}"
-            raise ApiError(
-                ErrorCode.SANDBOX_NOT_FOUND, f"sandbox {sandbox_id} is not on this node{wanted}", sandbox_id=sandbox_id
-            )
-        if generation is not None and entry.generation > generation:
-            raise newer(entry, generation)
-        return entry
-
-    def settled(self, sandbox_id: str, generation: int | None) -> Entry:
-        """As `find`, once its create is over.
-
-        Raises:
-            ApiError: as `find`; ``CREATE_IN_PROGRESS``.
-        """
-        entry = self.find(sandbox_id, generation)
-        if entry.sandbox.state is SandboxState.CREATING:
-            raise ApiError(
-                ErrorCode.CREATE_IN_PROGRESS, f"sandbox {sandbox_id} is still being created", sandbox_id=sandbox_id
-            )
-        return entry

@@ -21,6 +21,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.runtime.base import (
     Chunk,
     Death,
@@ -32,9 +33,7 @@ from node_agent.runtime.base import (
     LogPiece,
     Order,
     RuntimeFacts,
-    RuntimeFailure,
     SandboxRuntime,
-    StartFault,
     Stream,
     UsageNow,
 )

@@ -407,7 +407,7 @@ def test_two_agents_cannot_share_a_root(root: Path) -> None:
 
 
 def test_without_any_engine_nothing_starts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from node_agent.runtime.base import RuntimeFailure
+    from node_agent.errors import RuntimeFailure
     from node_agent.startup import StartError, probed
     from tests.fakes.node import node_settings
 

@@ -11,7 +11,7 @@ import requests
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 from tests.fakes.node import CONTROL_TOKEN, NodeUnderTest
 from tests.fakes.node_fixtures import box, fresh, node
 
@@ -87,7 +87,7 @@ def test_a_new_generation_waits_for_the_delete_of_the_old_one(node: NodeUnderTes
             deleted = pool.submit(node.delete, fresh)
             assert node.runtime.controls.deleting.wait(10)
             created = pool.submit(node.create, fresh, generation=2)
-            while node.node.registry.find(fresh, None).order.generation != 2:
+            while node.node.sandboxes.find(fresh, None).generation != 2:
                 assert not created.done()
             gate.set()
             assert deleted.result().status_code == 200
@@ -161,11 +161,11 @@ def test_a_restart_that_may_work_later_leaves_the_running_one_told_counted_and_d
     node: NodeUnderTest, fresh: str
 ) -> None:
     node.create(fresh)
-    before = node.node.registry.reserved()
+    before = node.node.sandboxes.reserved()
     node.runtime.controls.fail_creates.append(RuntimeFailure(ErrorCode.BUSY, "the engine is busy"))
     assert code(node.create(fresh, generation=2)) == (503, "busy")
-    assert node.node.registry.find(fresh, None).order.generation == 1
-    assert node.node.registry.reserved() == before
+    assert node.node.sandboxes.find(fresh, None).generation == 1
+    assert node.node.sandboxes.reserved() == before
     assert node.delete(fresh, generation=2).status_code == 200
     assert fresh not in {found.order.sandbox_id for found in node.runtime.found()}
 

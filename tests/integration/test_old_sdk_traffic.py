@@ -19,7 +19,7 @@ from gateway.client import GatewayClient
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 from tests.fakes.gateway_process import gateway_process, new_token
 from tests.fakes.node import NodeUnderTest, served
 

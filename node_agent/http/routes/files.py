@@ -3,43 +3,41 @@
 import asyncio
 
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import PATH_PARAMETER, PutFileAnswer
-from node_agent.errors import ApiError, bad_field
+from node_agent.errors import NodeError, bad_field
 from node_agent.files.scripts import path_problem
-from node_agent.files.transfer import ClientGone, Place
-from node_agent.http.context import MAX_GENERATION, answer, disconnected
-from node_agent.http.context import parts as parts_of
-from node_agent.http.middleware import send_error
+from node_agent.files.transfer import ClientGone, SandboxPath
+from node_agent.http.context import disconnected, json_response, parts_of, query_integer
 
 
-class Files:
+class FileTransfer:
     """``PUT`` and ``GET /v1/sandboxes/{sandbox_id}/files?path=&generation=``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Serve one request; see ASGI."""
         request = Request(scope, receive)
         serve = _upload if request.method == "PUT" else _download
         started = False
 
-        async def noting(message: object) -> None:
+        async def noting(message: Message) -> None:
             nonlocal started
             started = True
-            await send(message)  # type: ignore[arg-type]
+            await send(message)
 
         try:
-            await serve(request, _place(request), noting)
-        except ApiError as error:
+            await serve(request, _sandbox_path(request), noting)
+        except NodeError:
             # Once bytes are out the connection is broken off: a short body must not look whole.
             if not started:
-                await send_error(send, error)
+                raise
         except ClientGone:
             return
 
 
-async def _upload(request: Request, place: Place, send: Send) -> None:
+async def _upload(request: Request, path: SandboxPath, send: Send) -> None:
     announced = request.headers.get("content-length", "")
     if not announced.isdecimal():
         raise bad_field("Content-Length", "must be sent: it is how a file that was cut short is told from a whole one")
@@ -57,13 +55,13 @@ async def _upload(request: Request, place: Place, send: Send) -> None:
                 return bytes(piece)
         return b""
 
-    await parts_of(request).transfers.upload(place, size, receive)
-    response = answer(PutFileAnswer(sandbox_id=place.sandbox_id, path=place.path, size=size))
+    await parts_of(request).transfers.upload(path, size, receive)
+    response = json_response(PutFileAnswer(sandbox_id=path.sandbox_id, path=path.path, size=size))
     await response(request.scope, request.receive, send)
 
 
-async def _download(request: Request, place: Place, send: Send) -> None:
-    async with parts_of(request).transfers.download(place) as file:
+async def _download(request: Request, path: SandboxPath, send: Send) -> None:
+    async with parts_of(request).transfers.download(path) as file:
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(file.size).encode()),
@@ -80,23 +78,14 @@ async def _download(request: Request, place: Place, send: Send) -> None:
         finally:
             gone.cancel()
         if sent != file.size:
-            raise ApiError(ErrorCode.INTERNAL, f"{place.path!r} became shorter while it was read")
+            raise NodeError(ErrorCode.INTERNAL, f"{path.path!r} became shorter while it was read")
         await send({"type": "http.response.body", "body": b""})
 
 
-def _place(request: Request) -> Place:
+def _sandbox_path(request: Request) -> SandboxPath:
     sandbox_id = request.path_params["sandbox_id"]
     path = request.query_params.get(PATH_PARAMETER, "")
     if (problem := path_problem(path)) is not None:
         raise bad_field(PATH_PARAMETER, problem)
-    runtime, _ = parts_of(request).registry.running(sandbox_id, _generation(request))
-    return Place(runtime, sandbox_id, path)
-
-
-def _generation(request: Request) -> int | None:
-    text = request.query_params.get("generation")
-    if text is None:
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_GENERATION:
-        raise bad_field("generation", "must be a whole number from 1 up")
-    return int(text)
+    runtime = parts_of(request).sandboxes.running(sandbox_id, query_integer(request, "generation", least=1))
+    return SandboxPath(runtime, sandbox_id, path)

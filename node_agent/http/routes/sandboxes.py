@@ -11,69 +11,70 @@ from gateway.wire import limits
 from gateway.wire.nodes import CreateOrder, OrderAnswer
 from gateway.wire.sandboxes import LogChunk, Usage
 from node_agent.errors import bad_field
-from node_agent.http.context import MAX_GENERATION, Generation, Parts, PartsOf, answer, blocking, body, settled
+from node_agent.http.context import MAX_INTEGER, Generation, NodeParts, Parts, json_body, json_response, shielded
 from node_agent.runtime.base import Order, Stream
-from node_agent.sandboxes.model import Sandbox, inventory_item
+from node_agent.sandboxes.model import NodeSandbox
 
 router = APIRouter()
 
 
-def _told(parts: Parts, sandbox: Sandbox) -> Response:
-    live = parts.sessions.live()[sandbox.order.sandbox_id]
-    return answer(OrderAnswer(sandbox=inventory_item(sandbox, live)))
-
-
 @router.put("/v1/sandboxes/{sandbox_id}")
-async def create(sandbox_id: str, parts: PartsOf, order: CreateOrder = body(CreateOrder)) -> Response:
-    """Answers once the sandbox runs; goes on when the caller leaves; the same order attaches to it."""
+async def create(sandbox_id: str, parts: Parts, order: CreateOrder = json_body(CreateOrder)) -> Response:
+    """Answer once the sandbox runs.  The create goes on when the caller leaves; the same order attaches to it."""
     if order.spec.id != sandbox_id:
         raise bad_field("spec.id", f"must be the id in the path, {sandbox_id}")
     wanted = Order(sandbox_id, order.generation, order.operation_id, order.spec, order.spec.sha256())
-    return _told(parts, await settled(parts.registry.create(wanted, order.runtime)))
+    return _order_response(parts, await shielded(parts.sandboxes.create(wanted, order.runtime)))
 
 
 @router.delete("/v1/sandboxes/{sandbox_id}")
 async def delete(
-    sandbox_id: str, parts: PartsOf, generation: Annotated[int, Query(ge=1, le=MAX_GENERATION)]
+    sandbox_id: str, parts: Parts, generation: Annotated[int, Query(ge=1, le=MAX_INTEGER)]
 ) -> dict[str, bool]:
-    """Removes that generation and older ones; also 200 when there is nothing."""
-    await settled(parts.registry.delete(sandbox_id, generation))
+    """Delete that generation and older ones; also 200 when there is nothing."""
+    await shielded(parts.sandboxes.delete(sandbox_id, generation))
     return {"ok": True}
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/pause")
-async def pause(sandbox_id: str, parts: PartsOf, generation: Generation = None) -> Response:
-    """Freezes all processes.  Idempotent."""
-    return _told(parts, await settled(parts.registry.pause(sandbox_id, generation)))
+async def pause(sandbox_id: str, parts: Parts, generation: Generation = None) -> Response:
+    """Freeze all processes.  Idempotent."""
+    return _order_response(parts, await shielded(parts.sandboxes.pause(sandbox_id, generation)))
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/resume")
-async def resume(sandbox_id: str, parts: PartsOf, generation: Generation = None) -> Response:
-    """Lets all processes go on.  Idempotent."""
-    return _told(parts, await settled(parts.registry.resume(sandbox_id, generation)))
+async def resume(sandbox_id: str, parts: Parts, generation: Generation = None) -> Response:
+    """Let all processes go on.  Idempotent."""
+    return _order_response(parts, await shielded(parts.sandboxes.resume(sandbox_id, generation)))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/logs")
 async def logs(
     sandbox_id: str,
-    parts: PartsOf,
+    parts: Parts,
     stream: Literal["stdout", "stderr"] = "stdout",
-    offset: Annotated[int, Query(ge=0, le=MAX_GENERATION)] = 0,
+    offset: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0,
     limit: Annotated[int, Query(ge=1, le=limits.MAX_LOG_CHUNK)] = limits.MAX_LOG_CHUNK,
     generation: Generation = None,
 ) -> Response:
-    """Output of the first process, also after its end."""
-    sandbox = parts.registry.find(sandbox_id, generation)
-    read = partial(parts.registry.engine(sandbox).logs, sandbox_id, Stream(stream), offset, limit)
-    piece = await blocking(parts.executor, sandbox_id, read)
+    """Answer with output of the first process, also after its end."""
+    runtime = parts.sandboxes.runtime_of(sandbox_id, generation)
+    piece = await parts.blocking(partial(runtime.logs, sandbox_id, Stream(stream), offset, limit))
     end = offset + len(piece.data)
     data = base64.b64encode(piece.data).decode()
-    return answer(LogChunk(stream=stream, offset=offset, next_offset=end, data=data, eof=end >= piece.size))
+    return json_response(LogChunk(stream=stream, offset=offset, next_offset=end, data=data, eof=end >= piece.size))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/usage")
-async def usage(sandbox_id: str, parts: PartsOf, generation: Generation = None) -> Response:
-    """What the sandbox uses now."""
-    sandbox = parts.registry.find(sandbox_id, generation)
-    now = await blocking(parts.executor, sandbox_id, partial(parts.registry.engine(sandbox).usage, sandbox_id))
-    return answer(Usage(memory_mb=now.memory_mb, cpu_seconds=now.cpu_seconds, disk_mb=now.disk_mb, pids=now.pids))
+async def usage(sandbox_id: str, parts: Parts, generation: Generation = None) -> Response:
+    """Answer with what the sandbox uses now."""
+    runtime = parts.sandboxes.runtime_of(sandbox_id, generation)
+    now = await parts.blocking(partial(runtime.usage, sandbox_id))
+    return json_response(
+        Usage(memory_mb=now.memory_mb, cpu_seconds=now.cpu_seconds, disk_mb=now.disk_mb, pids=now.pids)
+    )
+
+
+def _order_response(parts: NodeParts, sandbox: NodeSandbox) -> Response:
+    live = parts.sessions.live()[sandbox.id]
+    return json_response(OrderAnswer(sandbox=sandbox.inventory_item(live)))

@@ -12,7 +12,7 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 
 TIMEOUT: Final = 60  # seconds for one call; every call but `wait` ends by itself
 _OLDEST: Final = "1.41"  # Docker 20.10

@@ -8,10 +8,11 @@ from typing import Any
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.volume import Volume, Volumes, remove_tree
-from node_agent.runtime.base import Order, RuntimeFailure
+from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import container_config, marks, overlay
 from node_agent.runtime.docker_engine.client import Api, calling
 from node_agent.runtime.docker_engine.containers import Containers

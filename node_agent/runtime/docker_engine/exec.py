@@ -7,8 +7,9 @@ from typing import Any, Final
 import requests
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.host.busybox import INSIDE as BUSYBOX
-from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure, StartFault
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess
 from node_agent.runtime.docker_engine import containers, marks, scripts
 from node_agent.runtime.docker_engine.client import Api, APIError, calling
 from node_agent.runtime.docker_engine.container_config import resolve_directory

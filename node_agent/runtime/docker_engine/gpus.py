@@ -6,8 +6,8 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
+from node_agent.errors import RuntimeFailure
 from node_agent.host.machine import count_gpus
-from node_agent.runtime.base import RuntimeFailure
 
 _HOOK: Final = "nvidia-container-runtime-hook"  # what Docker itself looks for before it offers --gpus
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts
 from node_agent.host import tools as programs
 from node_agent.host.accounts import Account
@@ -17,7 +18,6 @@ from node_agent.host.inside import read_below
 from node_agent.host.network import DEFAULT_RESOLVERS
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume
-from node_agent.runtime.base import RuntimeFailure
 from node_agent.runtime.docker_engine import container_config
 from node_agent.runtime.docker_engine.records import Record
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 
 
 @dataclass

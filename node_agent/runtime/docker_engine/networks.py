@@ -9,10 +9,10 @@ import socket
 from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import Firewall
 from node_agent.host.network import enable_forwarding, free_subnet, host_wide_lock
 from node_agent.host.process import CommandError
-from node_agent.runtime.base import RuntimeFailure
 from node_agent.runtime.docker_engine.client import Api, NotFound, calling
 
 DEFAULT_POOL: Final = "10.214.0.0/16"

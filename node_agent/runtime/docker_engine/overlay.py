@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
 from node_agent.host.volume import Volume
-from node_agent.runtime.base import RuntimeFailure
 
 _LAYER: Final = "layer"
 _PARTS: Final = ("diff", "link", "lower", "work")

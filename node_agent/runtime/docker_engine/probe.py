@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import Isolation, SandboxSpec
+from node_agent.errors import RuntimeFailure
 from node_agent.host import busybox
 from node_agent.host.process import CommandError
-from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, RuntimeFailure, SandboxRuntime
+from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, SandboxRuntime
 from node_agent.runtime.docker_engine import container_config, gpus
 from node_agent.runtime.docker_engine.client import Api, calling
 

@@ -7,7 +7,8 @@ from typing import Final, Protocol
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import Chunk, ExecProcess, Exit, RuntimeFailure, StartFault, Stream
+from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 from node_agent.runtime.docker_engine import marks
 from node_agent.runtime.docker_engine.marks import Mark, Scanner
 from node_agent.runtime.docker_engine.stream import Hijacked

@@ -11,6 +11,7 @@ from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host import busybox, cgroup, tools
 from node_agent.host.images import Image, Images
 from node_agent.host.process import CommandError
@@ -24,7 +25,6 @@ from node_agent.runtime.base import (
     LogPiece,
     Order,
     RuntimeFacts,
-    RuntimeFailure,
     SandboxRuntime,
     Stream,
     UsageNow,

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import EXEC_CHUNK
-from node_agent.runtime.base import RuntimeFailure, Stream
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import Stream
 
 _HEADER: Final = struct.Struct(">BxxxL")  # stream number, three zero bytes, length: Docker's "multiplexed stream"
 _STREAMS: Final = {1: Stream.STDOUT, 2: Stream.STDERR}

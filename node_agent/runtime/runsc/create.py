@@ -10,13 +10,14 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts
 from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.network import Net, Networks
 from node_agent.host.tools import Tools
 from node_agent.host.volume import Volumes
-from node_agent.runtime.base import Death, EngineState, Order, RuntimeFailure
+from node_agent.runtime.base import Death, EngineState, Order
 from node_agent.runtime.runsc import files, oci_bundle, start
 from node_agent.runtime.runsc.control import Pending
 from node_agent.runtime.runsc.inspection import View

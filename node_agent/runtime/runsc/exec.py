@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.host import accounts
 from node_agent.host.accounts import Account
 from node_agent.host.busybox import INSIDE
-from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, RuntimeFailure, StartFault
+from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.inspection import View

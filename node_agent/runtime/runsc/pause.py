@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.busybox import INSIDE
 from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError
 from node_agent.host.waiting import readable
-from node_agent.runtime.base import EngineState, RuntimeFailure
+from node_agent.runtime.base import EngineState
 from node_agent.runtime.runsc import start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.paths import Places

@@ -9,11 +9,12 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
+from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts, busybox, tools
 from node_agent.host.process import CommandError
 from node_agent.host.tools import Tools
 from node_agent.host.waiting import readable
-from node_agent.runtime.base import RuntimeFacts, RuntimeFailure, Stream
+from node_agent.runtime.base import RuntimeFacts, Stream
 from node_agent.runtime.runsc import oci_bundle, start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.paths import Layout, Places

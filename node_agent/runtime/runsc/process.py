@@ -13,7 +13,8 @@ from typing import Final
 
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import Chunk, ExecProcess, Exit, RuntimeFailure, Stream
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 
 
 class Handle(ABC):

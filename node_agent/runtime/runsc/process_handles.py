@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.busybox import INSIDE
 from node_agent.host.process import CommandError, run
-from node_agent.runtime.base import Exit, RuntimeFailure
+from node_agent.runtime.base import Exit
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
 from node_agent.runtime.runsc.process import Handle, Pipes
 from node_agent.runtime.runsc.runsc_cli import CALL_TIMEOUT, Runsc

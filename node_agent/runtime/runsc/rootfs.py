@@ -12,10 +12,10 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host.disk import out_of_space, says_full
 from node_agent.host.images import Image, Images
 from node_agent.host.process import CommandError, run
-from node_agent.runtime.base import RuntimeFailure
 
 _UNPACK_TIMEOUT: Final = 1800.0
 _PARTIAL: Final = ".partial-"

@@ -15,6 +15,7 @@ import docker
 from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host import busybox, tools
 from node_agent.host.disk import out_of_space
 from node_agent.host.images import Images
@@ -30,7 +31,6 @@ from node_agent.runtime.base import (
     LogPiece,
     Order,
     RuntimeFacts,
-    RuntimeFailure,
     SandboxRuntime,
     Stream,
     UsageNow,

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
 from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError
-from node_agent.runtime.base import RuntimeFailure, Stream
+from node_agent.runtime.base import Stream
 from node_agent.runtime.runsc.control import Pending
 from node_agent.runtime.runsc.early import EarlyWait
 from node_agent.runtime.runsc.paths import Places

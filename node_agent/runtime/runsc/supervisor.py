@@ -6,8 +6,9 @@ import socket
 from datetime import UTC, datetime
 from functools import partial
 
+from node_agent.errors import RuntimeFailure
 from node_agent.host.network import Networks
-from node_agent.runtime.base import Death, EngineState, RuntimeFailure
+from node_agent.runtime.base import Death, EngineState
 from node_agent.runtime.runsc import pause, start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
 from node_agent.runtime.runsc.death import End, Memory, judge

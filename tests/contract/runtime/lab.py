@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
-from node_agent.runtime.base import ExecCommand, ExecProcess, Found, Order, RuntimeFailure, SandboxRuntime, Stream
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import ExecCommand, ExecProcess, Found, Order, SandboxRuntime, Stream
 from tests.engines.images import TestImages
 
 PAUSE = ["sleep", "86400"]

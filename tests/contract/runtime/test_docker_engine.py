@@ -9,8 +9,8 @@ import docker
 import pytest
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
-from node_agent.runtime.base import RuntimeFailure
 from node_agent.runtime.docker_engine import container_config
 from tests.contract.runtime.lab import UNTIL_GO, Lab, read_all, read_until
 from tests.contract.runtime.marks import docker_only

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure, StartFault
+from node_agent.errors import RuntimeFailure, StartFault
 from tests.contract.runtime.lab import Box, Lab
 from tests.contract.runtime.marks import also_on_runc
 

@@ -6,7 +6,8 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import EngineState, ExecCommand, Order, RuntimeFailure
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import EngineState, ExecCommand, Order
 from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_until
 from tests.contract.runtime.marks import also_on_runc
 

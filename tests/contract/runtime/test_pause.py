@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.cgroup import Cgroup
-from node_agent.runtime.base import EngineState, Order, RuntimeFailure
+from node_agent.runtime.base import EngineState, Order
 from node_agent.runtime.runsc.control import Control
 from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread, read_all, read_until
 from tests.contract.runtime.marks import also_on_runc, runsc_only

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 from tests.contract.runtime.lab import Box, read_all, read_until
 from tests.contract.runtime.marks import also_on_runc
 

@@ -9,9 +9,10 @@ from docker import APIClient
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
+from node_agent.errors import RuntimeFailure
 from node_agent.host.accounts import Account
 from node_agent.host.images import Image
-from node_agent.runtime.base import Order, RuntimeFailure
+from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import container_config, gpus
 from tests.unit.node_agent.docker_engine.fake_daemon import http_daemon
 

@@ -11,7 +11,8 @@ import pytest
 
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure, Stream
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import Stream
 from node_agent.runtime.docker_engine.stream import Hijacked, Refused
 from tests.unit.node_agent.docker_engine.fake_daemon import UPGRADED, daemon, frame
 

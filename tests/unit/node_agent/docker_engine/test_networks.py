@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host import network
-from node_agent.runtime.base import RuntimeFailure
 from node_agent.runtime.docker_engine import networks
 from node_agent.runtime.docker_engine.networks import DockerNetworks
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from gateway.wire.errors import ErrorCode
-from node_agent.runtime.base import RuntimeFailure
+from node_agent.errors import RuntimeFailure
 from node_agent.runtime.docker_engine.locks import Slots
 
 

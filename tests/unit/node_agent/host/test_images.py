@@ -10,8 +10,8 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.host.images import Image, Images, split_reference
-from node_agent.runtime.base import RuntimeFailure
 
 ID = "sha256:" + "a" * 64
 DIGEST = "sha256:" + "b" * 64

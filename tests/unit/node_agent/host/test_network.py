@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import Firewall
 from node_agent.host.network import Net, Networks
-from node_agent.runtime.base import RuntimeFailure
 
 pytestmark = pytest.mark.engine
 _THIRD_BYTES = itertools.count(100)

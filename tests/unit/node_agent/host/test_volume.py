@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host import loop, mounts
 from node_agent.host.volume import Volume, Volumes, remove_tree
-from node_agent.runtime.base import RuntimeFailure
 
 pytestmark = pytest.mark.engine
 MIB = 1024 * 1024

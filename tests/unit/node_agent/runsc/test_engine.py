@@ -12,7 +12,8 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import EngineState, ExecCommand, Exit, Order, RuntimeFailure, Stream
+from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import EngineState, ExecCommand, Exit, Order, Stream
 from node_agent.runtime.runsc import RunscRuntime
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
