@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler import lock, teardown, user_data
-from autoscaler.budget import metered
 from autoscaler.clock import Anchor, Clock, ClockGuard
 from autoscaler.core.misfits import misfits
 from autoscaler.daemon import Daemon
@@ -171,10 +170,9 @@ def _provider(name: str, settings: AutoscalerSettings, environ: Mapping[str, str
     kind = str(table.get("kind", name))
     own = {key: value for key, value in table.items() if key != "kind"}
     try:
-        provider = registry.build(kind, own, deployment=settings.deployment, environ=environ)
+        return registry.build(kind, own, deployment=settings.deployment, environ=environ)
     except (registry.PluginError, ProviderSettingsError) as error:
         raise StartError(f"provider {name}: {error}") from error
-    return metered(provider, Clock().monotonic)
 
 
 def check_pools(

@@ -202,6 +202,12 @@ class FakeCloud:
         self._hidden.clear()
         self._lacking.clear()
 
+    def calls_left(self) -> int:
+        """Return how many calls may be made now, as clouds tell it in a header; 0 where `caps` bounds none."""
+        most = self.caps.calls_per_hour or 0
+        gained = (self.now - self._spent_at).total_seconds() * most / HOUR
+        return int(most - max(0.0, self._spent - gained))
+
     def refill(self) -> None:
         """All calls of an hour may be made again."""
         self._spent = 0.0

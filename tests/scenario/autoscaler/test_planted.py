@@ -17,11 +17,12 @@ from autoscaler.executor import Executor
 from autoscaler.instances import Creator
 from autoscaler.reconcile import Reconciler
 from providers.base import Applied, Ref
+from providers.hetzner.rate_limit import Budget, Need
 from providers.testing.fake import FakeProvider
 from tests.scenario.autoscaler.fake_gateway import FakeGateway
 from tests.scenario.autoscaler.happenings import worlds
 from tests.scenario.autoscaler.stage import CLOUDS
-from tests.scenario.autoscaler.worlds import Happening, Mutation, WatchedBudget, play
+from tests.scenario.autoscaler.worlds import Happening, Mutation, RateLimitedProvider, play
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 WORLDS = 200
@@ -186,24 +187,24 @@ def tokens_are_bound_to_a_name_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def deletes_go_by_the_name(patch: pytest.MonkeyPatch) -> None:
-    real = WatchedBudget.delete
+    real = RateLimitedProvider.delete
 
-    def delete(self: WatchedBudget, ref: Ref) -> object:
+    def delete(self: RateLimitedProvider, ref: Ref) -> object:
         return real(self, Ref(name=ref.name) if ref.name is not None else ref)
 
-    patch.setattr(WatchedBudget, "delete", delete)
+    patch.setattr(RateLimitedProvider, "delete", delete)
 
 
 # -- calls, and who makes them ----------------------------------------------------------------------------------------
 
 
 def calls_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(WatchedBudget, "_spend", lambda _self, _reserve: None)
+    patch.setattr(Budget, "wait", lambda _self, _need: 0.0)
 
 
 def nothing_is_kept_for_deletes(patch: pytest.MonkeyPatch) -> None:
-    real = WatchedBudget._spend
-    patch.setattr(WatchedBudget, "_spend", lambda self, _reserve: real(self, 0.0))
+    real = Budget.wait
+    patch.setattr(Budget, "wait", lambda self, _need: real(self, Need.DELETE))
 
 
 def nobody_locks(patch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from autoscaler import lock
-from autoscaler.budget import Metered
 from autoscaler.core import naming
 from autoscaler.core.model import FleetPolicy
 from autoscaler.observe import Pace
@@ -21,10 +20,13 @@ from providers.base import (
     Create,
     Deleted,
     ErrorKind,
-    ProviderError,
+    Instance,
+    Inventory,
+    Offer,
     Ref,
     Scope,
 )
+from providers.hetzner.rate_limit import Budget, Need
 from providers.testing.cloud import EPOCH
 from providers.testing.fake import FakeCloud, Machine, SimulatedCrash
 from simulator.journal import MemoryJournal
@@ -37,21 +39,49 @@ PATIENCE: Final = 2500
 """Ticks of `REST_TICK` within which a world comes to rest: longer than every deadline and back-off together."""
 ODD: Final[tuple[type[Exception], ...]] = (RuntimeError, KeyError, OSError, ValueError, TimeoutError, AssertionError)
 """What a plugin that breaks raises."""
+KEPT_PART: Final = 6
+"""One in so many calls of an hour is kept for deletes."""
+T = TypeVar("T")
 Happening = tuple[str, object]
 Mutation = Callable[[FleetPolicy], FleetPolicy]
 
 
-class WatchedBudget(Metered):
-    """The real budget, and an eye on what it refuses."""
+class RateLimitedProvider(AuditedProvider):
+    """Goes by its cloud's bucket of calls, as providers of clouds that count them do."""
 
-    audit: Audit
+    def __init__(self, cloud: FakeCloud, deployment: str, monotonic: Callable[[], float]) -> None:
+        super().__init__(cloud, deployment)
+        self.budget = Budget(self.kept, monotonic)
+
+    @property
+    def kept(self) -> int:
+        """Calls of an hour that are kept for deletes."""
+        return (self.caps.calls_per_hour or 0) // KEPT_PART
+
+    def offers(self) -> list[Offer]:
+        return self.counted(Need.OPTIONAL, super().offers)
+
+    def list(self) -> Inventory:
+        return self.counted(Need.CREATE, super().list)
+
+    def get(self, ref: Ref) -> Instance | None:
+        return self.counted(Need.CREATE, lambda: super(RateLimitedProvider, self).get(ref))
+
+    def create(self, want: Create) -> Instance:
+        return self.counted(Need.CREATE, lambda: super(RateLimitedProvider, self).create(want))
 
     def delete(self, ref: Ref) -> Deleted:
+        if self.budget.wait(Need.DELETE) > 0:
+            self.audit.has_no_call_for_a_delete(self.kept)
+        return self.counted(Need.DELETE, lambda: super(RateLimitedProvider, self).delete(ref))
+
+    def counted(self, need: Need, call: Callable[[], T]) -> T:
+        self.budget.require(need)
         try:
-            return super().delete(ref)
-        except ProviderError as error:
-            self.audit.refused(self.caps, error)
-            raise
+            return call()
+        finally:
+            told = {"RateLimit-Limit": self.caps.calls_per_hour, "RateLimit-Remaining": self.cloud.calls_left()}
+            self.budget.note({name: str(value) for name, value in told.items()})
 
 
 class WatchedMemory(Watched, MemoryJournal):
@@ -87,18 +117,16 @@ class Audited(Fleet):
         return FakeCloud(caps=CLOUDS[name], offers=OFFERS, prefix=name, now=begins, clock_off=CLOCKS[name])
 
     def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
-        made = AuditedProvider(cloud, DEPLOYMENT)
+        made = RateLimitedProvider(cloud, DEPLOYMENT, self.clock.monotonic)
         made.audit = self.audit
         return made
 
     def reach_providers(self) -> dict[str, ComputeProvider]:
-        """With the budget of a new process, which does not know what the last one has spent."""
-        for cloud in self.clouds.values():
-            cloud.refill()
-        budgets = {name: WatchedBudget(each, self.clock.monotonic) for name, each in self.providers.items()}
-        for budget in budgets.values():
-            budget.audit = self.audit
-        return {**budgets}
+        """Return the providers of a new process, which have yet to hear how many calls are left."""
+        for name, cloud in self.clouds.items():
+            cloud.refill()  # or the first call might be one too many
+            self.providers[name] = self.make_provider(name, cloud)
+        return {**self.providers}
 
     def lose_journal(self) -> None:
         """Its file is gone; a new process finds an empty one."""
