@@ -97,12 +97,14 @@ def main(path: str) -> NoReturn:
     """Serves the socket that is stdin, takes its name away at the end, and ends this process."""
     os.chdir("/")
     os.closerange(3, _DESCRIPTORS)
-    listener = socket.socket(fileno=os.dup(0))
+    # Held until the end: collected any earlier, it would close its sockets, and an agent that sees its own closed
+    # takes this process for gone.
+    keeper = Keeper(socket.socket(fileno=os.dup(0)))
     try:
-        Keeper(listener).run()
+        keeper.run()
     finally:
         os.unlink(path)  # noqa: PTH108 - it starts faster without pathlib
-        os._exit(0)  # at once, with all sockets open: an agent that sees its own closed knows that this is gone
+        os._exit(0)
 
 
 if __name__ == "__main__":
