@@ -6,10 +6,12 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from uuid import uuid4
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -18,9 +20,8 @@ from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.errors import ApiError
 from gateway.settings import ENV_PREFIX, GatewaySettings, SettingsError, load_settings
 from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
-from sandboxes.errors import CommandFailed
 
-if TYPE_CHECKING:  # it brings the database, which only the commands without --url need
+if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
     from gateway.services.tokens import TokenService
 
 T = TypeVar("T")
@@ -29,14 +30,14 @@ app = typer.Typer()
 gateway_app = typer.Typer(no_args_is_help=True)
 token_app = typer.Typer(no_args_is_help=True)
 app.add_typer(gateway_app, name="gateway", help="Run the gateway, or print its OpenAPI document.")
-app.add_typer(token_app, name="token", help="Make, list and revoke tokens.")
+app.add_typer(token_app, name="token", help="Create, list and revoke tokens.")
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with the gateway's settings.")]
 StateDir = Annotated[Path | None, typer.Option(help="The gateway's state directory.")]
-Url = Annotated[str | None, typer.Option(help="Ask the gateway at this URL instead of its database on this machine.")]
-TokenFile = Annotated[Path | None, typer.Option(help="File with an operator's token, to go with --url.")]
+Url = Annotated[str | None, typer.Option(help="Ask the gateway at this URL instead of the database on this machine.")]
+TokenFile = Annotated[Path | None, typer.Option(help="File with an operator's token, for --url.")]
 
 
 @gateway_app.command("run")
@@ -51,7 +52,7 @@ def run_gateway(
     settings = _settings(config, state_dir, host=host, port=port)
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
-        raise CommandFailed(f"--log-level {log_level}: must be debug, info, warning or error", exit_code=2)
+        raise click.UsageError(f"--log-level {log_level}: must be debug, info, warning or error")
     logging.basicConfig(level=level, format=LOG_FORMAT)
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
     from gateway.main import StartError, run
@@ -59,7 +60,7 @@ def run_gateway(
     try:
         run(settings)
     except StartError as error:
-        raise CommandFailed(str(error)) from error
+        raise click.ClickException(str(error)) from error
 
 
 @gateway_app.command("openapi")
@@ -76,20 +77,18 @@ def make_bundle(
     state_dir: StateDir = None,
     python: Annotated[list[str] | None, typer.Option(help="Python of the nodes, e.g. 3.11.  Repeatable.")] = None,
     machine: Annotated[str, typer.Option(help="Architecture of the nodes: x86_64 or aarch64.")] = "x86_64",
-    source: Annotated[Path | None, typer.Option(help="Checkout to build from, if not this installation's.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Checkout to build from; default: this installation's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Collect what new machines install: the node agent, all that it needs, and the scripts of its set-up.
+    """Collect what new machines install: the node agent, its dependencies, and its installer.
 
-    The gateway serves it to whoever holds an unused join token.  A running gateway takes it up by itself.
+    The gateway serves the bundle to whoever holds an unused join token.  A running gateway picks it up by itself.
     """
-    from gateway import bundle_builder
-    from sandboxes.progress import waiting
+    from gateway.bundle_builder import PYTHONS, BundleRequest, build_bundle
 
     directory = _settings(config, state_dir).bundle_path
-    wanted = bundle_builder.Wanted(directory, tuple(python or bundle_builder.PYTHONS), machine, source)
-    with waiting("making the bundle") as say:
-        manifest = bundle_builder.make(wanted, say)
+    request = BundleRequest(directory, tuple(python or PYTHONS), machine, source)
+    manifest = build_bundle(request, partial(typer.echo, err=True))
     if as_json:
         typer.echo(manifest.model_dump_json(indent=2))
         return
@@ -99,20 +98,22 @@ def make_bundle(
 
 @token_app.command("create")
 def create_token(
-    name: Annotated[str, typer.Option(help="What it is for; shown in lists and logs.")],
+    name: Annotated[str, typer.Option(help="What the token is for; shown in lists and logs.")],
     scope: Annotated[Scope, typer.Option(help="client works with sandboxes, operator may do everything.")],
-    expires_seconds: Annotated[int | None, typer.Option(min=1, help="Seconds until it ends; never without.")] = None,
+    expires_seconds: Annotated[
+        int | None, typer.Option(min=1, help="Seconds until it expires; default: never.")
+    ] = None,
     state_dir: StateDir = None,
     config: Config = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Make a token and print its secret, which is shown this once.
+    """Create a token and print its secret, which is shown only once.
 
-    Without --url it is made in the database on this machine: so the first token comes to be, before the first start.
+    Without --url it is created in the database on this machine, as the first token must be, before the first start.
     """
     request = TokenRequest(name=name, scope=scope, expires_seconds=expires_seconds)
-    with _told():
+    with _gateway_errors():
         made: TokenCreated = (
             _remote(url, token_file).create_token(request)
             if url
@@ -130,7 +131,7 @@ def list_tokens(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List tokens, oldest first; never their secrets."""
-    with _told():
+    with _gateway_errors():
         records: list[TokenRecord] = (
             _remote(url, token_file).tokens()
             if url
@@ -139,23 +140,23 @@ def list_tokens(
     if as_json:
         typer.echo(json.dumps([record.model_dump(mode="json") for record in records], indent=2))
         return
-    table = Table("ID", "NAME", "SCOPE", "MADE", "ENDS", box=None)
+    table = Table("ID", "NAME", "SCOPE", "CREATED", "EXPIRES", box=None)
     for record in records:
-        ends = "revoked" if record.revoked_at else f"{record.expires_at:%F %R}" if record.expires_at else "never"
-        table.add_row(record.id, record.name, record.scope.value, f"{record.created_at:%F %R}", ends)
+        expires = "revoked" if record.revoked_at else f"{record.expires_at:%F %R}" if record.expires_at else "never"
+        table.add_row(record.id, record.name, record.scope.value, f"{record.created_at:%F %R}", expires)
     Console().print(table)
 
 
 @token_app.command("revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(help="Its id, as `sandboxes token ls` shows it.")],
+    token_id: Annotated[str, typer.Argument(help="The token's id, as `sandboxes token ls` shows it.")],
     state_dir: StateDir = None,
     config: Config = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """End a token.  A running gateway follows within two seconds."""
-    with _told():
+    """Revoke a token.  A running gateway applies it within two seconds."""
+    with _gateway_errors():
         record: TokenRecord = (
             _remote(url, token_file).revoke_token(token_id)
             if url
@@ -165,17 +166,17 @@ def revoke_token(
 
 
 def _settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
-    """Settings of file and environment; what stands on the command line wins."""
+    """Return the settings of file and environment, overridden by those of the command line."""
     options = {"state_dir": state_dir, **given}
-    told = {ENV_PREFIX + name.upper(): str(value) for name, value in options.items() if value is not None}
+    overrides = {ENV_PREFIX + name.upper(): str(value) for name, value in options.items() if value is not None}
     try:
-        return load_settings(config, {**os.environ, **told})
+        return load_settings(config, {**os.environ, **overrides})
     except SettingsError as error:
-        raise CommandFailed(str(error), exit_code=2) from error
+        raise click.UsageError(str(error)) from error
 
 
 def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable[T]]") -> T:
-    """What ``use`` makes of the tokens in the database itself."""
+    """Return what ``use`` answers over the tokens in the database itself."""
     from gateway.services.ports import SystemClock
     from gateway.services.tokens import TokenService
     from gateway.store.db import Database, StoreError
@@ -183,11 +184,11 @@ def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable
     try:
         database = Database.open(settings.url)
     except StoreError as error:
-        raise CommandFailed(str(error)) from error
+        raise click.ClickException(str(error)) from error
     try:
         return asyncio.run(_awaited(use(TokenService(database, SystemClock(), lambda: uuid4().hex))))
     except ApiError as error:
-        raise CommandFailed(error.message) from error
+        raise click.ClickException(error.message) from error
     finally:
         database.close()
 
@@ -198,17 +199,17 @@ async def _awaited(answer: "Awaitable[T]") -> T:
 
 def _remote(url: str, token_file: Path | None) -> GatewayClient:
     if token_file is None:
-        raise CommandFailed("--url needs --token-file with an operator's token", exit_code=2)
+        raise click.UsageError("--url needs --token-file with an operator's token")
     try:
         return GatewayClient(url, token_file.read_text())
     except OSError as error:
-        raise CommandFailed(f"token file {token_file}: {error.strerror}") from error
+        raise click.ClickException(f"token file {token_file}: {error.strerror}") from error
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Errors of the gateway as one sentence."""
+def _gateway_errors() -> Iterator[None]:
+    """Raise the gateway's errors as those of a command."""
     try:
         yield
     except (GatewayError, GatewayUnreachableError) as error:
-        raise CommandFailed(str(error)) from error
+        raise click.ClickException(str(error)) from error

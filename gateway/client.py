@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -44,24 +45,24 @@ ATTEMPTS: Final = 4
 FIRST_BACKOFF: Final = 0.25
 MAX_BACKOFF: Final = 5.0
 MAX_ANSWER: Final = 64 * limits.MIB
-# What a proxy in front of a gateway that restarts answers, in its own words.
+# Answers of a proxy in front of a gateway that restarts, in the proxy's own words.
 PROXY_STATUSES: Final = frozenset({502, 503, 504})
 PREVIEW: Final = 200
 
 
 class GatewayUnreachableError(Exception):
-    """No answer came: refused, reset, timed out, or no such host.  What was asked may or may not have happened."""
+    """No answer came: refused, reset, timed out, or no such host.  Whether the call took effect is not known."""
 
 
 class GatewayError(Exception):
-    """The gateway answered that it did not do what was asked.
+    """The gateway refused a call.
 
     Attributes:
-        code: what went wrong; ``None`` when the answer was not in the gateway's own shape, as a proxy's would be.
+        code: what went wrong; ``None`` when the answer is not in the gateway's own shape, such as a proxy's.
         status: the HTTP status.
-        retryable: whether the same call may succeed later without any change.
-        retry_after: seconds to wait before that, when the gateway said so.
-        body: the whole error.
+        retryable: whether the same call may succeed later unchanged.
+        retry_after: seconds to wait before that, if the gateway said so.
+        body: the whole error, with ``code``.
     """
 
     def __init__(
@@ -75,68 +76,6 @@ class GatewayError(Exception):
         self.retry_after = retry_after
 
 
-class _PerThread(threading.local):
-    """A `requests.Session` is not promised to be safe between threads, so each has its own connections."""
-
-    def __init__(self) -> None:
-        self.session = requests.Session()
-
-
-class _Bearer(requests.auth.AuthBase):
-    """Puts the token on each request.  An auth object also keeps ``~/.netrc`` from replacing it."""
-
-    def __init__(self, token: str) -> None:
-        self._value = f"Bearer {token}" if token else None
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        if self._value is not None:
-            request.headers["Authorization"] = self._value
-        return request
-
-
-def _seconds(header: str | None) -> float | None:
-    """``Retry-After`` as seconds from now, whichever of its two forms it has; never negative."""
-    if header is None:
-        return None
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return None
-
-
-def _why(error: BaseException) -> str:
-    """What the operating system said, if it did; else what the library says."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and found.strerror:
-            return found.strerror
-        found = found.__cause__ or found.__context__
-    return str(error)
-
-
-def _error_of(response: requests.Response, content: bytes) -> GatewayError:
-    """The error that an answer other than 2xx stands for."""
-    retry_after = _seconds(response.headers.get("Retry-After"))
-    try:
-        body = ErrorBody.model_validate_json(content)
-    except ValidationError:
-        preview = content[:PREVIEW].decode(errors="replace").strip()
-        return GatewayError(
-            f"{response.url} answered {response.status_code}, not in the gateway's own words: {preview!r}",
-            status=response.status_code,
-            body=None,
-            retryable=response.status_code in PROXY_STATUSES,
-            retry_after=retry_after,
-        )
-    return GatewayError(
-        body.error, status=response.status_code, body=body, retryable=body.retryable, retry_after=retry_after
-    )
-
-
 class GatewayClient:
     """The gateway as its operators and nodes use it.
 
@@ -145,13 +84,13 @@ class GatewayClient:
 
     Args:
         url: the gateway's origin; a path below which it is mounted is kept.
-        token: bearer of every call; empty sends none, which is enough for health.
-        timeout: seconds for connecting, and between two pieces of an answer.
-        attempts: most tries of an idempotent call.
+        token: bearer token of every call; empty sends none, which is enough for health.
+        timeout: seconds for connecting, and between two chunks of an answer.
+        attempts: most attempts of an idempotent call.
         sleep: waits that many seconds; tests and stoppable daemons bring their own.
 
     Raises:
-        GatewayError: (every call) the gateway answered and refused.
+        GatewayError: (every call) the gateway refused.
         GatewayUnreachableError: (every call) no answer came.
     """
 
@@ -174,60 +113,61 @@ class GatewayClient:
     # -- nodes about themselves ---------------------------------------------------------------------------------------
 
     def register(self, request: RegisterRequest) -> RegisterAnswer:
-        """Introduces a node.  The client's token is the join token, which is used up by this."""
+        """Register a node.  The client's token is the join token, which this uses up."""
         return self._once("POST", "/v1/nodes/register", RegisterAnswer, body=request)
 
     def heartbeat(self, node_id: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Tells the complete truth of one node.  Not retried: the next heartbeat is the better one."""
+        """Report the complete inventory of one node.  Not retried: the next heartbeat is newer."""
         return self._once("POST", f"/v1/nodes/{quote(node_id, safe='')}/heartbeat", HeartbeatAnswer, body=heartbeat)
 
     # -- operators ----------------------------------------------------------------------------------------------------
 
     def join_token(self, request: JoinTokenRequest) -> JoinToken:
-        """A token with which one instance may register once."""
+        """Create a token with which one instance may register once."""
         return self._once("POST", "/v1/nodes/join-tokens", JoinToken, body=request)
 
     def nodes(self) -> list[NodeRecord]:
-        """All nodes that are not gone."""
+        """Return all nodes that are not gone."""
         return self._retried("GET", "/v1/nodes", NodeList).nodes
 
     def drain(self, node_id: str, draining: bool = True) -> NodeRecord:
-        """Closes a node for new sandboxes, or opens it again."""
+        """Close a node to new sandboxes, or open it again."""
         path = f"/v1/nodes/{quote(node_id, safe='')}/drain"
         return self._retried("POST", path, NodeEnvelope, body=DrainRequest(draining=draining)).node
 
     def remove_node(self, node_id: str, *, machine_gone: bool = False) -> NodeRecord:
-        """Forgets a node that holds nothing.  A second try after a lost answer finds it gone: ``node_not_found``.
+        """Remove a node that holds nothing.  A retry after a lost answer finds it gone: ``node_not_found``.
 
         Args:
             node_id: the node.
-            machine_gone: the cloud has proved that its machine is no more: once it is silent, what it held is lost.
+            machine_gone: the provider has proved that its machine no longer exists; once it is silent, what it held is
+                lost.
         """
         query = [("machine_gone", "true")] if machine_gone else []
         return self._retried("DELETE", f"/v1/nodes/{quote(node_id, safe='')}", NodeEnvelope, query=query).node
 
     def demand(self) -> Demand:
-        """What waits for capacity now."""
+        """Return what waits for capacity now."""
         return self._retried("GET", "/v1/demand", Demand)
 
     def bundle(self) -> BundleManifest:
-        """What a machine needs to become a node."""
+        """Return the list of files that a machine needs to become a node."""
         return self._retried("GET", "/v1/bundle/manifest", BundleManifest)
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
-        """Tells the largest shapes that could be had; replaces what was told before."""
-        self._attempt_often("PUT", "/v1/capacity/ceilings", body=ceilings)
+        """Set the largest node that each pool can ever hold; replaces all earlier ceilings."""
+        self._attempt_repeatedly("PUT", "/v1/capacity/ceilings", body=ceilings)
 
     def tokens(self) -> list[TokenRecord]:
-        """All tokens, oldest first, without their secrets."""
+        """Return all tokens, oldest first, without their secrets."""
         return self._retried("GET", "/v1/tokens", TokenList).tokens
 
     def create_token(self, request: TokenRequest) -> TokenCreated:
-        """A new token; the only answer that carries its secret."""
+        """Create a token; only this answer carries its secret."""
         return self._once("POST", "/v1/tokens", TokenCreated, body=request)
 
     def revoke_token(self, token_id: str) -> TokenRecord:
-        """Ends a token at once."""
+        """Revoke a token at once."""
         return self._retried("DELETE", f"/v1/tokens/{quote(token_id, safe='')}", TokenRecord)
 
     # -- sandboxes ----------------------------------------------------------------------------------------------------
@@ -235,7 +175,7 @@ class GatewayClient:
     def sandboxes(
         self, *, labels: Mapping[str, str] | None = None, state: SandboxState | None = None
     ) -> Iterator[SandboxRecord]:
-        """All sandboxes that carry all of ``labels`` and are in ``state``, oldest first, read page by page."""
+        """Yield all sandboxes that carry all of ``labels`` and are in ``state``, oldest first, read page by page."""
         query: list[tuple[str, str]] = [("label", f"{key}={value}") for key, value in (labels or {}).items()]
         if state is not None:
             query.append(("state", state.value))
@@ -249,21 +189,21 @@ class GatewayClient:
                 return
 
     def sandbox(self, sandbox_id: str) -> SandboxRecord:
-        """One sandbox."""
+        """Return one sandbox."""
         return self._retried("GET", f"/v1/sandboxes/{quote(sandbox_id, safe='')}", SandboxEnvelope).sandbox
 
     def delete_sandbox(self, sandbox_id: str) -> DeleteAnswer:
-        """Deletes a sandbox, in every state; ``deleted`` is false when there was none."""
+        """Delete a sandbox, in any state; ``deleted`` is false when there was none."""
         return self._retried("DELETE", f"/v1/sandboxes/{quote(sandbox_id, safe='')}", DeleteAnswer)
 
     # -- health -------------------------------------------------------------------------------------------------------
 
     def health(self) -> GatewayHealth:
-        """Whether the process answers.  Not retried."""
+        """Return the health of the gateway.  Not retried."""
         return self._once("GET", "/healthz", GatewayHealth)
 
     def readiness(self) -> GatewayReadiness:
-        """Whether it can serve; ``ok`` is false, with the problems, while it cannot.  Not retried."""
+        """Return whether the gateway can serve, with its problems while it cannot.  Not retried."""
         response, content = self._send("GET", "/readyz", None, ())
         try:
             return GatewayReadiness.model_validate_json(content)
@@ -284,17 +224,13 @@ class GatewayClient:
         body: WireModel | None = None,
         query: list[tuple[str, str]] | tuple[()] = (),
     ) -> Model:
-        return self._parsed(path, answer, self._attempt_often(method, path, body=body, query=query))
+        return self._parsed(path, answer, self._attempt_repeatedly(method, path, body=body, query=query))
 
     def _parsed(self, path: str, answer: type[Model], content: bytes) -> Model:
-        try:
+        with _translated(self.url):
             return answer.model_validate_json(content)
-        except ValidationError as error:
-            raise GatewayUnreachableError(
-                f"{self.url}{path} answered something that is no {answer.__name__}"
-            ) from error
 
-    def _attempt_often(
+    def _attempt_repeatedly(
         self,
         method: str,
         path: str,
@@ -325,10 +261,11 @@ class GatewayClient:
     def _send(
         self, method: str, path: str, body: WireModel | None, query: list[tuple[str, str]] | tuple[()]
     ) -> tuple[requests.Response, bytes]:
-        """One exchange, read whole and bounded."""
+        """Return one answer and its body, which is read whole and bounded."""
         headers = {"Accept": "application/json"} | ({"Content-Type": "application/json"} if body is not None else {})
-        try:
-            with self._local.session.request(
+        with (
+            _translated(self.url),
+            self._local.session.request(
                 method,
                 self.url + path,
                 params=list(query),
@@ -338,17 +275,100 @@ class GatewayClient:
                 timeout=self._timeout,
                 allow_redirects=False,
                 stream=True,
-            ) as response:
-                return response, self._bounded(response)
-        except requests.RequestException as error:
-            raise GatewayUnreachableError(f"the gateway at {self.url} gave no answer: {_why(error)}") from error
+            ) as response,
+        ):
+            return response, _bounded(response)
 
-    def _bounded(self, response: requests.Response) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        for piece in response.iter_content(limits.MIB):
-            pieces.append(piece)
-            size += len(piece)
-            if size > MAX_ANSWER:
-                raise GatewayUnreachableError(f"the answer of {response.url} is larger than {MAX_ANSWER} bytes")
-        return b"".join(pieces)
+
+def _bounded(response: requests.Response) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    for chunk in response.iter_content(limits.MIB):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > MAX_ANSWER:
+            raise GatewayUnreachableError(f"the answer of {response.url} is larger than {MAX_ANSWER} bytes")
+    return b"".join(chunks)
+
+
+class _PerThread(threading.local):
+    """One session a thread: a `requests.Session` is not documented to be thread-safe."""
+
+    def __init__(self) -> None:
+        self.session = requests.Session()
+
+
+class _Bearer(requests.auth.AuthBase):
+    """Put the token on each request.  An auth object also keeps ``~/.netrc`` from replacing it."""
+
+    def __init__(self, token: str) -> None:
+        self._value = f"Bearer {token}" if token else None
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self._value is not None:
+            request.headers["Authorization"] = self._value
+        return request
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+# What went wrong, by the exception of a library.
+FAILURES: Final[dict[type[Exception], str]] = {
+    requests.RequestException: "gave no answer: {cause}",
+    ValidationError: "gave an answer that is no {cause}",
+}
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Raise `GatewayUnreachableError` for an exception of `FAILURES` in the block."""
+    try:
+        yield
+    except tuple(FAILURES) as error:
+        (problem,) = {text for kind, text in FAILURES.items() if isinstance(error, kind)}
+        raise GatewayUnreachableError(f"the gateway at {url} {problem.format(cause=_cause(error))}") from error
+
+
+def _error_of(response: requests.Response, content: bytes) -> GatewayError:
+    """Return the error for an answer other than 2xx."""
+    retry_after = _seconds(response.headers.get("Retry-After"))
+    try:
+        body = ErrorBody.model_validate_json(content)
+    except ValidationError:
+        preview = content[:PREVIEW].decode(errors="replace").strip()
+        return GatewayError(
+            f"{response.url} answered {response.status_code}, but not as a gateway does: {preview!r}",
+            status=response.status_code,
+            body=None,
+            retryable=response.status_code in PROXY_STATUSES,
+            retry_after=retry_after,
+        )
+    return GatewayError(
+        body.error, status=response.status_code, body=body, retryable=body.retryable, retry_after=retry_after
+    )
+
+
+def _seconds(header: str | None) -> float | None:
+    """Return ``Retry-After`` as seconds from now, in either of its two forms; never negative."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def _cause(error: BaseException) -> str:
+    """Return the expected model, or the operating system's words if there are any, or the library's."""
+    if isinstance(error, ValidationError):
+        return error.title  # its text repeats the input, which may hold a secret
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.strerror:
+            return found.strerror
+        found = found.__cause__ or found.__context__
+    return str(error)

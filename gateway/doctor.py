@@ -1,4 +1,4 @@
-"""What the gateway's machine needs: the rows that this role adds to ``sandboxes doctor``."""
+"""What a gateway needs of its machine: the rows of this role in ``sandboxes doctor``."""
 
 import shutil
 import socket
@@ -14,12 +14,11 @@ from pydantic import ValidationError
 
 from gateway.settings import GatewaySettings, SettingsError, load_settings
 from gateway.wire.limits import MIB
-from gateway.wire.system import Check, GatewayHealth, Verdict
+from gateway.wire.system import DISTRIBUTION, Check, GatewayHealth, Verdict
 
 OLDEST_PYTHON: Final = (3, 11)
 NEEDED_MODULES: Final = ("fastapi", "uvicorn", "aiohttp", "sqlmodel", "alembic")
 OUR_PACKAGES: Final = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers")
-DISTRIBUTION: Final = "sandbox-fleet"
 LEAST_DISK: Final = 512 * MIB  # below this the database and the first image have no room
 COMFORTABLE_DISK: Final = 10 * 1024 * MIB
 PROBE_SECONDS: Final = 2.0
@@ -27,7 +26,7 @@ PORT_CURE: Final = "end what listens there (ss -ltnp), or choose another: sandbo
 
 
 def python_version(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
-    """Whether this Python is new enough."""
+    """Check that this Python is new enough."""
     found = ".".join(map(str, version))
     if version >= OLDEST_PYTHON:
         return Check(name="python", verdict=Verdict.OK, found=found)
@@ -35,7 +34,7 @@ def python_version(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Ch
 
 
 def python_packages(needed: tuple[str, ...] = NEEDED_MODULES) -> Check:
-    """Whether what the gateway imports is installed; a machine that is only a node lacks it, and rightly so."""
+    """Check that the gateway's packages are installed; a machine that is only a node rightly lacks them."""
     absent = [name for name in needed if find_spec(name) is None]
     if not absent:
         return Check(name="python packages", verdict=Verdict.OK, found=", ".join(needed))
@@ -48,23 +47,23 @@ def python_packages(needed: tuple[str, ...] = NEEDED_MODULES) -> Check:
 
 
 def package_names(owners: dict[str, list[str]] | None = None) -> Check:
-    """Whether no other distribution has overwritten one of our four package names."""
+    """Check that no other distribution has overwritten one of our package names."""
     installed: dict[str, list[str]] = dict(packages_distributions()) if owners is None else owners
-    strangers = {
+    conflicts = {
         name: others for name in OUR_PACKAGES if (others := sorted({*installed.get(name, [])} - {DISTRIBUTION}))
     }
-    if not strangers:
+    if not conflicts:
         return Check(name="package names", verdict=Verdict.OK, found=f"{', '.join(OUR_PACKAGES)} are ours alone")
     return Check(
         name="package names",
         verdict=Verdict.ERROR,
-        found="; ".join(f"{name} is also in {', '.join(others)}" for name, others in strangers.items()),
+        found="; ".join(f"{name} is also in {', '.join(others)}" for name, others in conflicts.items()),
         cure=f"install {DISTRIBUTION} into a virtual environment of its own",
     )
 
 
 def port(host: str, number: int) -> Check:
-    """Whether the gateway can listen there, or already does."""
+    """Check that the gateway can listen there, or already does."""
     name = f"port {number}"
     error = refusal_to_listen(host, number)
     if error is None:
@@ -80,10 +79,10 @@ def port(host: str, number: int) -> Check:
 
 
 def refusal_to_listen(host: str, number: int) -> OSError | None:
-    """Why the kernel lets nobody listen there; ``None`` when it does."""
+    """Return the error with which the kernel refuses a listener there; ``None`` when it allows one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As the server does: a port that only waits out old connections is free.
+        # As the server does: a port whose old connections are in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, number))
@@ -102,10 +101,10 @@ def _gateway_answers(host: str, number: int) -> bool:
 
 
 def state_dir(path: Path) -> Check:
-    """Whether the state can be kept there, and is closed to others."""
+    """Check that the state can be kept there and that others cannot read it."""
     name = "state directory"
     if not path.exists():
-        return Check(name=name, verdict=Verdict.OK, found=f"{path} will be made")
+        return Check(name=name, verdict=Verdict.OK, found=f"{path} will be created")
     if not path.is_dir():
         return Check(name=name, verdict=Verdict.ERROR, found=f"{path} is not a directory", cure=f"move {path} away")
     mode = stat.S_IMODE(path.stat().st_mode)
@@ -120,7 +119,12 @@ def state_dir(path: Path) -> Check:
 
 
 def disk(path: Path, free: int | None = None) -> Check:
-    """Whether there is room where the state lies; ``free`` bytes are measured unless given."""
+    """Check that there is room for the state.
+
+    Args:
+        path: the state directory.
+        free: bytes that are free there; ``None`` measures them.
+    """
     place = next(parent for parent in (path, *path.parents) if parent.exists())
     left = shutil.disk_usage(place).free if free is None else free
     found = f"{left / (1024 * MIB):.1f} GiB free under {place}"
@@ -128,17 +132,20 @@ def disk(path: Path, free: int | None = None) -> Check:
         return Check(name="disk", verdict=Verdict.ERROR, found=found, cure=f"make room under {place}")
     if left < COMFORTABLE_DISK:
         return Check(
-            name="disk", verdict=Verdict.WARNING, found=found, cure="images and sandbox disks will soon need more"
+            name="disk",
+            verdict=Verdict.WARNING,
+            found=found,
+            cure="make room: images and disks will soon need it",
         )
     return Check(name="disk", verdict=Verdict.OK, found=found)
 
 
 def tokens(directory: Path) -> Check:
-    """Whether the first tokens are there and nobody else can read them."""
+    """Check that nobody else can read the first tokens."""
     files = sorted(directory.glob("*")) if directory.is_dir() else []
     if not files:
         return Check(
-            name="tokens", verdict=Verdict.OK, found=f"none in {directory}; 'sandboxes up' makes the first ones"
+            name="tokens", verdict=Verdict.OK, found=f"none in {directory}; 'sandboxes up' creates the first ones"
         )
     loose = [str(path) for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077]
     if loose:
@@ -146,13 +153,13 @@ def tokens(directory: Path) -> Check:
             name="tokens",
             verdict=Verdict.ERROR,
             found=f"others may read {', '.join(loose)}",
-            cure=f"chmod 600 {' '.join(loose)}; then revoke them (sandboxes token revoke) and make new ones",
+            cure=f"chmod 600 {' '.join(loose)}; then revoke them (sandboxes token revoke) and create new ones",
         )
     return Check(name="tokens", verdict=Verdict.OK, found=", ".join(str(path) for path in files))
 
 
 def checks() -> list[Check]:
-    """All rows of the gateway's role, for the settings of this environment."""
+    """Return all rows of the gateway's role, for the settings of this environment."""
     packages = python_packages()
     rows = [python_version(), packages, package_names()]
     if packages.verdict is not Verdict.OK:

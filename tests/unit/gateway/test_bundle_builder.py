@@ -5,12 +5,12 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import click
 import pytest
 
-from gateway import bundle_builder
+from gateway.bundle_builder import SCRIPTS, BundleRequest, build_bundle
 from gateway.errors import ApiError
 from gateway.services.bundle import BundleService
-from sandboxes.errors import CommandFailed
 
 Pip = Callable[[Sequence[str]], None]
 
@@ -34,12 +34,12 @@ def fake_pip(*scripts: str, wheels: Sequence[str] = ("sandbox_fleet-1.2-py3-none
     return pip
 
 
-def wanted(directory: Path) -> bundle_builder.Wanted:
-    return bundle_builder.Wanted(directory / "bundle", ("3.11", "3.13"), source=directory)
+def wanted(directory: Path) -> BundleRequest:
+    return BundleRequest(directory / "bundle", ("3.11", "3.13"), source=directory)
 
 
 async def test_every_file_is_described(tmp_path: Path) -> None:
-    manifest = bundle_builder.make(wanted(tmp_path), lambda _: None, fake_pip(*bundle_builder.SCRIPTS))
+    manifest = build_bundle(wanted(tmp_path), lambda _: None, fake_pip(*SCRIPTS))
     assert manifest.version == "1.2"
     assert {item.file: item.python for item in manifest.files} == {
         "install.sh": None,
@@ -59,10 +59,10 @@ async def test_every_file_is_described(tmp_path: Path) -> None:
 
 async def test_a_new_bundle_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     service = BundleService(tmp_path / "bundle")
-    bundle_builder.make(wanted(tmp_path), lambda _: None, fake_pip(*bundle_builder.SCRIPTS))
+    build_bundle(wanted(tmp_path), lambda _: None, fake_pip(*SCRIPTS))
     before = await service.manifest()
-    newer = fake_pip(*bundle_builder.SCRIPTS, wheels=["sandbox_fleet-1.3-py3-none-any.whl"])
-    after = bundle_builder.make(wanted(tmp_path), lambda _: None, newer)
+    newer = fake_pip(*SCRIPTS, wheels=["sandbox_fleet-1.3-py3-none-any.whl"])
+    after = build_bundle(wanted(tmp_path), lambda _: None, newer)
     assert (before.version, await service.manifest()) == ("1.2", after)
     with pytest.raises(ApiError):
         await service.path("sandbox_fleet-1.2-py3-none-any.whl")
@@ -78,16 +78,16 @@ async def test_a_new_bundle_takes_the_place_of_the_old_one(tmp_path: Path) -> No
     ],
 )
 def test_what_cannot_be_a_bundle_leaves_the_old_one(tmp_path: Path, pip: Pip, why: str) -> None:
-    made = bundle_builder.make(wanted(tmp_path), lambda _: None, fake_pip(*bundle_builder.SCRIPTS))
-    with pytest.raises(CommandFailed, match=why):
-        bundle_builder.make(wanted(tmp_path), lambda _: None, pip)
+    made = build_bundle(wanted(tmp_path), lambda _: None, fake_pip(*SCRIPTS))
+    with pytest.raises(click.ClickException, match=why):
+        build_bundle(wanted(tmp_path), lambda _: None, pip)
     assert (tmp_path / "bundle/manifest.json").read_text() == made.model_dump_json(indent=1)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
 
 def test_what_pip_says_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CommandFailed, match="pip wheel failed"):
-        bundle_builder.make(bundle_builder.Wanted(tmp_path / "bundle", source=tmp_path / "nothing"), lambda _: None)
+    with pytest.raises(click.ClickException, match="pip wheel failed"):
+        build_bundle(BundleRequest(tmp_path / "bundle", source=tmp_path / "nothing"), lambda _: None)
 
 
 async def test_without_a_bundle_the_cure_is_named(tmp_path: Path) -> None:
