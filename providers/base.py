@@ -11,7 +11,26 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
+
+# The labels by which an instance is recognised as the fleet's.  A typo in one of them would leak machines, so this is
+# the only place that spells them; Terraform's and the shell's copies are held against it by a test.
+LABEL_PREFIX: Final = "sandbox-fleet"
+DEPLOYMENT_LABEL: Final = f"{LABEL_PREFIX}/deployment"
+OPERATION_LABEL: Final = f"{LABEL_PREFIX}/op"
+"""The operation that ordered an instance.  Only what carries it is ever adopted, drained or deleted."""
+POOL_LABEL: Final = f"{LABEL_PREFIX}/pool"
+ROLE_LABEL: Final = f"{LABEL_PREFIX}/role"
+SPEC_LABEL: Final = f"{LABEL_PREFIX}/spec"
+"""Digest of the pool's settings that an instance was made from; another one is drift."""
+IMAGE_LABEL: Final = f"{LABEL_PREFIX}/image"
+"""Id of the snapshot that an instance was made from, where a label selected it."""
+NAME_LABEL: Final = f"{LABEL_PREFIX}/name"
+"""Name of an instance, where the cloud's own name can be changed by a person."""
+USER_DATA_LABEL: Final = f"{LABEL_PREFIX}/user-data"
+"""User data of an instance, where the cloud has no other way to carry it."""
+MANAGED_BY_LABEL: Final = f"{LABEL_PREFIX}/managed-by"
+"""What made a resource that no operation made."""
 
 
 class SettingsError(ValueError):

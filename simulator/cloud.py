@@ -8,8 +8,19 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import ClassVar, Final
 
-from autoscaler.core import naming
-from providers.base import Applied, Billing, Caps, Create, Deleted, ErrorKind, Instance, ProviderError, Ref, Scope
+from providers.base import (
+    OPERATION_LABEL,
+    Applied,
+    Billing,
+    Caps,
+    Create,
+    Deleted,
+    ErrorKind,
+    Instance,
+    ProviderError,
+    Ref,
+    Scope,
+)
 from providers.testing.fake import FakeCloud, FakeProvider
 from simulator.settings import CloudSettings, SimulatedOffer
 
@@ -108,7 +119,7 @@ class SimulatedProvider(FakeProvider):
         joins: float | None = now + self.cloud.boot_seconds + self.settings.join.draw(self._chance)
         if self.settings.boot_failures and self._chance.random() < self.settings.boot_failures:
             joins = None
-        machine = Machine(want.name, want.pool, want.labels[naming.OPERATION], offer, now, joins)
+        machine = Machine(want.name, want.pool, want.labels[OPERATION_LABEL], offer, now, joins)
         self.machines.append(machine)
         self._by_name[want.name] = machine
 

@@ -24,7 +24,7 @@ from autoscaler.core.model import (
 from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
-from providers.base import Instance, Phase
+from providers.base import POOL_LABEL, SPEC_LABEL, Instance, Phase
 
 S = IntentState
 _WITH_NODE = frozenset({S.READY, S.DRAINING})
@@ -184,7 +184,7 @@ def _adoptions(world: World, pool: PoolPolicy, nodes: dict[str, Node], now: floa
         operation_id, node = naming.operation_of(instance), nodes.get(instance.name)
         if operation_id is None or operation_id in known or instance.name in names:
             continue
-        if instance.labels.get(naming.POOL) != pool.name or node is None or not _works(instance, node, operation_id):
+        if instance.labels.get(POOL_LABEL) != pool.name or node is None or not _works(instance, node, operation_id):
             continue
         known.add(operation_id)
         names |= {instance.name}
@@ -217,7 +217,7 @@ def _adopt(
         node_id=node.id,
         detail=reason,
         price=prices.get((instance.type, instance.location)),
-        spec=instance.labels.get(naming.SPEC, ""),
+        spec=instance.labels.get(SPEC_LABEL, ""),
         running_at=now,
     )
     return Adopt(intent, reason)

@@ -3,14 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from providers.base import Instance
-
-PREFIX: Final = "sandbox-fleet"
-DEPLOYMENT: Final = f"{PREFIX}/deployment"
-POOL: Final = f"{PREFIX}/pool"
-ROLE: Final = f"{PREFIX}/role"
-OPERATION: Final = f"{PREFIX}/op"
-SPEC: Final = f"{PREFIX}/spec"
+from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, POOL_LABEL, ROLE_LABEL, SPEC_LABEL, Instance
 
 NAME_PATTERN: Final = r"^[a-z]([a-z0-9-]{0,22}[a-z0-9])?$"
 """Of deployments and pools: two of them and an operation id make a name of at most 62 characters."""
@@ -25,10 +18,10 @@ def instance_name(deployment: str, pool: str, operation_id: str) -> str:
 
 def labels(deployment: str, pool: str, role: str, operation_id: str, spec: str = "") -> Mapping[str, str]:
     """What an instance carries, so that it can be matched with its row again, or adopted without one."""
-    own = {DEPLOYMENT: deployment, POOL: pool, ROLE: role, OPERATION: operation_id}
-    return own | {SPEC: spec} if spec else own
+    own = {DEPLOYMENT_LABEL: deployment, POOL_LABEL: pool, ROLE_LABEL: role, OPERATION_LABEL: operation_id}
+    return own | {SPEC_LABEL: spec} if spec else own
 
 
 def operation_of(instance: Instance) -> str | None:
     """The operation that made an instance, as its labels tell."""
-    return instance.labels.get(OPERATION)
+    return instance.labels.get(OPERATION_LABEL)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from providers.base import Deleted, ErrorKind, ProviderError, Scope
+from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, Deleted, ErrorKind, ProviderError, Scope
 from providers.hetzner import mapping
 from providers.hetzner.client import Api, read
 from providers.hetzner.errors import refusal
@@ -128,7 +128,7 @@ class Leftovers:
         item = self._get(side)
         if item is None or item.auto_delete or item.labels:
             return
-        labels = {key: server.labels[key] for key in (mapping.DEPLOYMENT, mapping.OPERATION)}
+        labels = {key: server.labels[key] for key in (DEPLOYMENT_LABEL, OPERATION_LABEL)}
         self._api.call("PUT", side.path, need=Need.DELETE, body={"labels": labels})
 
     def _get(self, side: Side) -> SideResource | None:

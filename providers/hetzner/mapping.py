@@ -9,16 +9,21 @@ from typing import Final
 
 from hcloud.helpers.labels import LabelValidator
 
-from providers.base import Create, ErrorKind, Instance, Offer, Phase, Resources
+from providers.base import (
+    DEPLOYMENT_LABEL,
+    IMAGE_LABEL,
+    OPERATION_LABEL,
+    Create,
+    ErrorKind,
+    Instance,
+    Offer,
+    Phase,
+    Resources,
+)
 from providers.hetzner.errors import refusal
 from providers.hetzner.models import Pricing, Server, ServerType, TypeLocation
 from providers.hetzner.settings import HetznerSettings
 
-PREFIX: Final = "sandbox-fleet"
-DEPLOYMENT: Final = f"{PREFIX}/deployment"
-OPERATION: Final = f"{PREFIX}/op"
-IMAGE: Final = f"{PREFIX}/image"
-"""Id of the snapshot that an instance was made from."""
 RESERVED_PREFIX: Final = "hetzner.cloud/"
 MAX_USER_DATA: Final = 32_768  # bytes as sent; the API's own bound
 NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -35,12 +40,12 @@ _RUNNING: Final = "running"
 
 def selector(deployment: str) -> str:
     """Finds what an operation of the deployment made; neither its gateway nor anything else that Terraform made."""
-    return f"{DEPLOYMENT}=={deployment},{OPERATION}"
+    return f"{DEPLOYMENT_LABEL}=={deployment},{OPERATION_LABEL}"
 
 
 def is_ours(labels: Mapping[str, str], deployment: str) -> bool:
     """The same as `selector`, looked at here."""
-    return labels.get(DEPLOYMENT) == deployment and OPERATION in labels
+    return labels.get(DEPLOYMENT_LABEL) == deployment and OPERATION_LABEL in labels
 
 
 def phase(server: Server, now: datetime, newborn_seconds: float) -> Phase:
@@ -162,9 +167,9 @@ def order(want: Create, image: str | int, settings: HetznerSettings, *, pinned: 
         raise refusal(ErrorKind.CONFIG, f"user data of {want.name} has {size} bytes; {MAX_USER_DATA} are allowed")
     if NAME.fullmatch(want.name) is None:
         raise refusal(ErrorKind.CONFIG, f"{want.name!r} is no name for a server: at most 63 of a-z, 0-9 and -")
-    labels = {**want.labels, DEPLOYMENT: want.deployment, OPERATION: want.operation_id}
+    labels = {**want.labels, DEPLOYMENT_LABEL: want.deployment, OPERATION_LABEL: want.operation_id}
     if pinned:
-        labels[IMAGE] = str(image)
+        labels[IMAGE_LABEL] = str(image)
     fine, problem = LabelValidator.validate_verbose(labels)
     if reserved := [key for key in labels if key.startswith(RESERVED_PREFIX)]:
         fine, problem = False, f"the prefix of {reserved[0]} is Hetzner's own"

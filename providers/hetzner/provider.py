@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import ClassVar, Final, Self
 
 from providers.base import (
+    OPERATION_LABEL,
     Access,
     Applied,
     Billing,
@@ -198,7 +199,7 @@ class HetznerProvider(ComputeProvider):
 
     def _is_of(self, server: Server, want: Create) -> bool:
         mine = mapping.is_ours(server.labels, self._deployment)
-        return mine and server.labels[mapping.OPERATION] == want.operation_id
+        return mine and server.labels[OPERATION_LABEL] == want.operation_id
 
     # -- image --------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ from decimal import Decimal
 from typing import Final
 
 from providers.base import (
+    DEPLOYMENT_LABEL,
+    OPERATION_LABEL,
     Applied,
     Billing,
     Caps,
@@ -23,8 +25,8 @@ from providers.base import (
 EPOCH: Final = datetime(2030, 1, 1, tzinfo=UTC)
 MAX_USER_DATA: Final = 32_768  # bytes; the bound of the strictest cloud that has one
 HOUR: Final = 3600.0
-DEPLOYMENT_LABEL: Final = "fake/deployment"
-OPERATION_LABEL: Final = "fake/operation"
+
+
 CAPS: Final = Caps(
     unique_names=True,
     list_is_atomic=True,

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import ClassVar, Final, Self
 
 from providers.base import (
+    DEPLOYMENT_LABEL,
     Access,
     Applied,
     Caps,
@@ -27,7 +28,7 @@ from providers.base import (
     Scope,
     SettingsError,
 )
-from providers.testing.cloud import CAPS, DEPLOYMENT_LABEL
+from providers.testing.cloud import CAPS
 from providers.testing.cloud import EPOCH as EPOCH
 from providers.testing.cloud import MAX_USER_DATA as MAX_USER_DATA
 from providers.testing.cloud import FakeCloud as FakeCloud

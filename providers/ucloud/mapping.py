@@ -7,6 +7,10 @@ from decimal import Decimal
 from typing import Final
 
 from providers.base import (
+    DEPLOYMENT_LABEL,
+    NAME_LABEL,
+    OPERATION_LABEL,
+    USER_DATA_LABEL,
     Access,
     Applied,
     Create,
@@ -21,11 +25,6 @@ from providers.base import (
 from providers.ucloud.models import Category, Job, Product, SupportedProduct
 from providers.ucloud.settings import UCloudSettings
 
-# The identity of an instance.  Whatever a person does to its name, these stay as they were ordered.
-DEPLOYMENT: Final = "sandbox-fleet/deployment"
-OPERATION: Final = "sandbox-fleet/op"
-NAME: Final = "sandbox-fleet/name"
-USER_DATA: Final = "sandbox-fleet/user-data"
 SCRIPT_LABELS: Final = ("ucloud.dk/init-script", "ucloud.dk/initscript")
 """The name of today and the one until August 2026; an instance reads one or the other."""
 SERVICE_ADDRESS: Final = "ucloud.dk/service-ip-address"
@@ -75,11 +74,11 @@ def phase_of(job: Job, *, is_stopping: bool = False) -> Phase:
 
 def instance(job: Job, *, is_stopping: bool = False, adopted: bool = False) -> Instance:
     """A job as an instance; what travelled in its labels for the guest is left out."""
-    labels = {key: value for key, value in job.labels.items() if key != USER_DATA}
+    labels = {key: value for key, value in job.labels.items() if key != USER_DATA_LABEL}
     said = [update.status for update in job.updates if update.status]
     return Instance(
         id=job.id,
-        name=job.labels.get(NAME) or job.specification.name or job.id,
+        name=job.labels.get(NAME_LABEL) or job.specification.name or job.id,
         labels=labels,
         phase=phase_of(job, is_stopping=is_stopping),
         type=job.specification.product.id,
@@ -240,7 +239,7 @@ def labels(want: Create, settings: UCloudSettings) -> dict[str, str]:
         if lower in made or lower.startswith(RESERVED) or not lower or len(lower) > MAX_KEY or "\n" in lower:
             raise refusal(f"the label {key!r} cannot be carried", ErrorKind.CONFIG, Scope.POOL)
         made[lower] = value
-    made |= {DEPLOYMENT: want.deployment, OPERATION: want.operation_id, NAME: want.name}
+    made |= {DEPLOYMENT_LABEL: want.deployment, OPERATION_LABEL: want.operation_id, NAME_LABEL: want.name}
     if settings.bootstrap_folder is not None:
         made |= dict.fromkeys(SCRIPT_LABELS, script_path(settings.bootstrap_folder, settings.init_script))
     return made | _user_data(want, settings)
@@ -261,7 +260,7 @@ def _user_data(want: Create, settings: UCloudSettings) -> dict[str, str]:
     if settings.bootstrap_folder is None:
         message = "there is user data, but no bootstrap_folder whose script could read it"
         raise refusal(message, ErrorKind.CONFIG, Scope.POOL)
-    return {USER_DATA: want.user_data}
+    return {USER_DATA_LABEL: want.user_data}
 
 
 def _resources(settings: UCloudSettings) -> list[dict[str, object]]:

@@ -7,6 +7,10 @@ from datetime import datetime
 from typing import ClassVar, Final, Self
 
 from providers.base import (
+    DEPLOYMENT_LABEL,
+    NAME_LABEL,
+    OPERATION_LABEL,
+    USER_DATA_LABEL,
     Access,
     Billing,
     Caps,
@@ -25,7 +29,7 @@ from providers.ucloud import mapping
 from providers.ucloud.client import UCloudClient
 from providers.ucloud.credential import secret
 from providers.ucloud.errors import SETTLE_SECONDS
-from providers.ucloud.mapping import DEPLOYMENT, MAX_USER_DATA, NAME, OPERATION
+from providers.ucloud.mapping import MAX_USER_DATA
 from providers.ucloud.models import Job
 from providers.ucloud.settings import UCloudSettings, parse
 
@@ -104,7 +108,7 @@ class UCloudProvider(ComputeProvider):
         and lists twice before it orders again.
         """
         mapping.labels(want, self._settings)  # what cannot be carried is refused before anything is asked
-        known = self._client.browse({**self._mine(want.deployment), OPERATION: want.operation_id}).jobs
+        known = self._client.browse({**self._mine(want.deployment), OPERATION_LABEL: want.operation_id}).jobs
         if known:
             return self._view(_best(known)[0], adopted=True)
         item = mapping.product_for(want, self._client.products(), self._settings)
@@ -131,17 +135,17 @@ class UCloudProvider(ComputeProvider):
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def _mine(self, deployment: str | None = None) -> dict[str, str]:
-        return {DEPLOYMENT: deployment or self._deployment}
+        return {DEPLOYMENT_LABEL: deployment or self._deployment}
 
     def _find(self, ref: Ref) -> tuple[Job, ...]:
         """The jobs that are meant, the best first.
 
         A browse, because retrieving a job that does not exist is answered as a bad token is.
         """
-        named = {NAME: ref.name} if ref.name is not None and ref.id is None else {}
+        named = {NAME_LABEL: ref.name} if ref.name is not None and ref.id is None else {}
         jobs = self._client.browse(self._mine() | named, ids=(ref.id,) if ref.id is not None else (), updates=True).jobs
         self._check_project(jobs)
-        return _best(tuple(job for job in jobs if ref.name in (None, job.labels.get(NAME))))
+        return _best(tuple(job for job in jobs if ref.name in (None, job.labels.get(NAME_LABEL))))
 
     def _explained(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         """The jobs, those that wait with their history: it tells why."""
@@ -157,7 +161,7 @@ class UCloudProvider(ComputeProvider):
         return mapping.instance(job, is_stopping=is_stopping, adopted=adopted)
 
     def _ordered(self, want: Create, job_id: str, at: datetime) -> Instance:
-        labels = {k: v for k, v in mapping.labels(want, self._settings).items() if k != mapping.USER_DATA}
+        labels = {k: v for k, v in mapping.labels(want, self._settings).items() if k != USER_DATA_LABEL}
         return Instance(
             id=job_id,
             name=want.name,

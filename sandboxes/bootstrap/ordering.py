@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from providers.base import Applied, ComputeProvider, Create, ErrorKind, Instance, Phase, ProviderError
+from providers.base import OPERATION_LABEL, Applied, ComputeProvider, Create, ErrorKind, Instance, Phase, ProviderError
 from sandboxes.errors import CommandFailed
 
-OPERATION: Final = "sandbox-fleet/op"
-"""Label under which every provider of this project finds an order again."""
 POLL_SECONDS: Final = 5.0
 SIGHTINGS_SECONDS: Final = 10.0
 """Between two sightings of a job: one that was seen once may still be taken back."""
@@ -136,5 +134,5 @@ class Ordering:
             if error.kind not in PASSING:
                 raise
             return None, f"the cloud does not answer: {error}"
-        mine = [each for each in listed if each.labels.get(OPERATION) == want.operation_id]
+        mine = [each for each in listed if each.labels.get(OPERATION_LABEL) == want.operation_id]
         return min(mine, key=lambda each: each.phase is Phase.GONE, default=None), ""

@@ -19,7 +19,17 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from providers import registry
-from providers.base import ComputeProvider, Create, Deleted, Instance, Phase, ProviderError, Ref, SettingsError
+from providers.base import (
+    ROLE_LABEL,
+    ComputeProvider,
+    Create,
+    Deleted,
+    Instance,
+    Phase,
+    ProviderError,
+    Ref,
+    SettingsError,
+)
 from sandboxes.bootstrap.ordering import Note, Ordering
 from sandboxes.errors import CommandFailed
 
@@ -86,7 +96,7 @@ def order(deployment: str, generation: int, product: str, location: str, image: 
         location=location,
         image=image,
         user_data="",
-        labels={"sandbox-fleet/role": "gateway"},
+        labels={ROLE_LABEL: "gateway"},
     )
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from autoscaler.user_data import ucloud_init_script
+from providers.base import OPERATION_LABEL, POOL_LABEL
 from tests.fakes import hetzner
 from tests.fakes.booting import Booter
 from tests.fakes.ucloud import lab
@@ -13,8 +14,6 @@ from tests.fakes.ucloud.auth import API_TOKEN, CACHE_SECONDS, PROJECT
 
 SPEED = 60.0
 """Seconds of the cloud for each real one."""
-OPERATION = "sandbox-fleet/op"
-POOL = "sandbox-fleet/pool"
 
 
 class Trouble(StrEnum):
@@ -78,10 +77,10 @@ class Hetzner:
         }
 
     def here(self, pool: str = "") -> list[str]:
-        return [server["labels"][OPERATION] for server in self._control.here() if _of(pool, server["labels"])]
+        return [server["labels"][OPERATION_LABEL] for server in self._control.here() if _of(pool, server["labels"])]
 
     def ever(self, pool: str = "") -> list[str]:
-        return [s["labels"][OPERATION] for s in self._control.audit()["servers"] if _of(pool, s["labels"])]
+        return [s["labels"][OPERATION_LABEL] for s in self._control.audit()["servers"] if _of(pool, s["labels"])]
 
     def cost(self) -> float:
         return float(sum(server["billed_seconds"] for server in self._control.audit()["servers"]))
@@ -184,7 +183,7 @@ class UCloud:
 
 
 def _of(pool: str, labels: Mapping[str, str]) -> bool:
-    return pool in ("", labels.get(POOL))
+    return pool in ("", labels.get(POOL_LABEL))
 
 
 @contextlib.contextmanager

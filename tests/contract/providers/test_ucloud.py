@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from providers.base import Instance
+from providers.base import USER_DATA_LABEL, Instance
 from providers.testing.contract import Harness, ProviderContract
 from providers.ucloud import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN, REFRESH_TOKEN
-from tests.fakes.ucloud.cluster import USER_DATA
 from tests.fakes.ucloud.lab import ENVIRON, GPU, Lab, lab
 
 
@@ -29,7 +28,7 @@ class UCloudHarness(Harness):
         self._account.settle(condition)
 
     def user_data_of(self, instance: Instance) -> str:
-        return str(self._account.remote.truth()["jobs"][instance.id]["labels"][USER_DATA])
+        return str(self._account.remote.truth()["jobs"][instance.id]["labels"][USER_DATA_LABEL])
 
 
 @pytest.fixture

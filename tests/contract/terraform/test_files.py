@@ -8,6 +8,7 @@ import hcl2
 import pytest
 
 from autoscaler.core import naming
+from providers.base import DEPLOYMENT_LABEL, ROLE_LABEL
 from tests.contract.terraform import stub_provider
 from tests.contract.terraform.conftest import ROOT, TERRAFORM
 
@@ -120,7 +121,7 @@ def test_the_names_of_the_fleet_are_the_autoscalers() -> None:
         assert f'variable "{variable}"' in text
     rule = naming.NAME_PATTERN
     assert (TERRAFORM / "modules" / "render" / "variables.tf").read_text().count(rule) == 3
-    for label in (naming.DEPLOYMENT, naming.ROLE):
+    for label in (DEPLOYMENT_LABEL, ROLE_LABEL):
         assert f'"{label}"' in text
 
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from autoscaler.core.naming import PREFIX
 from autoscaler.settings import load_settings as load_autoscaler
 from gateway.settings import load_settings as load_gateway
+from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL
 from providers.hetzner import HetznerProvider
 from providers.hetzner.mapping import MAX_USER_DATA
 from providers.ucloud import UCloudProvider
@@ -111,7 +111,7 @@ def test_the_gateway_takes_its_settings(rendered: Rendered) -> None:
 def test_the_autoscaler_takes_its_settings(rendered: Rendered) -> None:
     settings = load_autoscaler(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
     assert str(settings.token_file) == f"{STATE}/autoscaler/operator.token"
-    assert settings.deployment == rendered.outputs["labels"][f"{PREFIX}/deployment"]
+    assert settings.deployment == rendered.outputs["labels"][DEPLOYMENT_LABEL]
     assert {pool.provider for pool in settings.pools} == set(settings.providers)
     if settings.deployment == "prod":
         assert [(offer.type, offer.location) for offer in settings.pools[0].offers] == [
@@ -135,7 +135,7 @@ def test_the_provider_takes_its_table(rendered: Rendered, tmp_path: Path) -> Non
 def test_the_user_data_fits_and_holds_no_secret(rendered: Rendered) -> None:
     user_data = rendered.outputs["user_data"]
     assert len(user_data.encode()) <= MAX_USER_DATA
-    assert f"{PREFIX}/op" not in rendered.outputs["gateway_labels"]
+    assert OPERATION_LABEL not in rendered.outputs["gateway_labels"]
     assert "HCLOUD_TOKEN" not in user_data
 
 

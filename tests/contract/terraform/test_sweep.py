@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core import naming
-from providers.base import Create
+from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, ROLE_LABEL, Create
 from providers.hetzner import HetznerProvider
 from tests.contract.terraform.conftest import TERRAFORM, Workspace
 from tests.fakes.hetzner import Control, emulator
@@ -89,15 +89,15 @@ def test_it_deletes_the_fleets_workers_and_nothing_else(cloud: Control, ssh: Pat
 def test_the_gateways_own_machine_stays(cloud: Control, ssh: Path) -> None:
     """Terraform deletes it itself; it has the fleet's label and none of an operation."""
     gateway = worker(cloud, "prod", "opa")
-    cloud.ask("server", name=gateway, labels={naming.DEPLOYMENT: "prod", naming.ROLE: "gateway"})
+    cloud.ask("server", name=gateway, labels={DEPLOYMENT_LABEL: "prod", ROLE_LABEL: "gateway"})
     done = sweep(cloud, ssh)
     assert done.returncode == 0, done.stderr
     assert alive(cloud) == {gateway}
 
 
 def test_volumes_and_addresses_of_workers_go_too(cloud: Control, ssh: Path) -> None:
-    labels = {naming.DEPLOYMENT: "prod", naming.OPERATION: "opa"}
-    kept = cloud.ask("add", kind="volumes", row={"name": "state", "labels": {naming.DEPLOYMENT: "prod"}})
+    labels = {DEPLOYMENT_LABEL: "prod", OPERATION_LABEL: "opa"}
+    kept = cloud.ask("add", kind="volumes", row={"name": "state", "labels": {DEPLOYMENT_LABEL: "prod"}})
     cloud.ask("add", kind="volumes", row={"name": "scratch", "labels": labels})
     done = sweep(cloud, ssh)
     assert done.returncode == 0, done.stdout + done.stderr

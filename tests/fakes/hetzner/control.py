@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from providers.base import OPERATION_LABEL
 from tests.fakes.hetzner.cloud import Cloud
 from tests.fakes.hetzner.faults import Fault, Script
 from tests.fakes.hetzner.http import Handler
@@ -140,7 +141,7 @@ class Control:
         """The truth: every server that there ever was, what it was billed, side resources, and calls."""
         return self.ask("audit")
 
-    def made(self, operation: str, label: str = "sandbox-fleet/op") -> list[Row]:
+    def made(self, operation: str, label: str = OPERATION_LABEL) -> list[Row]:
         """Every server that was ever made for an operation."""
         return [server for server in self.audit()["servers"] if server["labels"].get(label) == operation]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from providers.base import OPERATION_LABEL, USER_DATA_LABEL
 from tests.fakes.booting import Booter, Effects
 from tests.fakes.ucloud.catalogue import Catalogue, Product
 from tests.fakes.ucloud.clock import Clock
@@ -14,7 +15,7 @@ from tests.fakes.ucloud.faults import ApiError, FaultScript
 FULL = "There are currently no machines available to run your job. It will start once one is free."
 POWERED_OFF = "The virtual machine is powered off."
 SERVICE_ADDRESS = "ucloud.dk/service-ip-address"
-USER_DATA = "sandbox-fleet/user-data"
+
 ACCOUNTING_SECONDS = 30.0
 QUEUE_STATUS_SECONDS = 10.0
 VANISHED_SECONDS = 300.0
@@ -100,12 +101,10 @@ class Cluster:
         *,
         booter: Booter | None,
         effects: Effects,
-        op_label: str,
     ) -> None:
         self.clock, self.chance, self.catalogue, self.faults = clock, chance, catalogue, faults
         self._core = core
         self._booter, self._effects = booter, effects
-        self._op_label = op_label
         self.timing = Timing()
         self.capacity: dict[str, int] = {}
         self.vms: dict[str, Vm] = {}
@@ -266,7 +265,7 @@ class Cluster:
         vm.script = "run" if script else "missing" if path and not vm.init_done else vm.script
         vm.init_done = vm.init_done or bool(script)
         if (booter := self._booter) is not None:
-            user_data, address = vm.labels.get(USER_DATA, ""), vm.labels[SERVICE_ADDRESS]
+            user_data, address = vm.labels.get(USER_DATA_LABEL, ""), vm.labels[SERVICE_ADDRESS]
             gpus = 0 if self.faults.take("no_gpu", "boot") is not None else vm.product.gpu
             guest = Guest(vm.job_id, vm.name, dict(vm.labels), user_data, address, script, mounted, gpus)
             self._effects.put(lambda: booter.boot(guest))
@@ -283,7 +282,7 @@ class Cluster:
         return found
 
     def _count_start(self, vm: Vm) -> None:
-        operation = vm.labels.get(self._op_label, "")
+        operation = vm.labels.get(OPERATION_LABEL, "")
         if not vm.is_orphan:
             self.started.setdefault(operation, []).append(vm.job_id)
             return

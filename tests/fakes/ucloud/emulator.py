@@ -18,7 +18,6 @@ from tests.fakes.ucloud.core import Core, page_size
 from tests.fakes.ucloud.faults import ApiError, FaultScript
 from tests.fakes.ucloud.web import Reply, Request, WebServer
 
-OP_LABEL = "sandbox-fleet/op"
 MAINTENANCE_PAGE = b"<html><body><h1>503</h1><p>We will be back soon.</p></body></html>"
 NOT_FOUND = Reply(404, b"404 page not found\n", "text/plain; charset=utf-8")
 TICK_SECONDS = 0.05
@@ -45,7 +44,6 @@ class World:
             lambda: self.core,
             booter=booter,
             effects=self.effects,
-            op_label=OP_LABEL,
         )
         self.core = Core(self.clock, self.chance, self.catalogue, self.faults, self.cluster)
         self.calls: list[str] = []

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from providers.base import Create, Instance, Phase, Ref
+from providers.base import DEPLOYMENT_LABEL, POOL_LABEL, Create, Instance, Phase, Ref
 from providers.ucloud import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.emulator import Emulator, emulated
@@ -62,7 +62,7 @@ def order(number: int = 1, **fields: Any) -> Create:
         "location": "ucloud",
         "image": "vm-ubuntu/24.04",
         "user_data": "",
-        "labels": {"sandbox-fleet/pool": "cpu"},
+        "labels": {POOL_LABEL: "cpu"},
     }
     return Create(**(given | fields))
 
@@ -80,7 +80,7 @@ def lab(**options: Any) -> Iterator[Lab]:
         remote = Remote(emulator.control_url)
         try:
             remote.do("history", count=120)
-            remote.do("job", do="foreign", labels={"sandbox-fleet/deployment": "somebody"})
+            remote.do("job", do="foreign", labels={DEPLOYMENT_LABEL: "somebody"})
             yield Lab(emulator, remote)
         finally:
             remote.close()

@@ -17,7 +17,7 @@ from autoscaler.core.model import FleetPolicy, Intent, Move
 from autoscaler.core.states import IntentState
 from autoscaler.reconcile import Report
 from gateway.wire.states import NodeState
-from providers.base import Create, Deleted, Instance, Ref
+from providers.base import POOL_LABEL, Create, Deleted, Instance, Ref
 from providers.testing.fake import FakeCloud, FakeProvider, Machine
 from tests.scenario.autoscaler.fake_gateway import LOST_SECONDS, Grant
 
@@ -189,7 +189,7 @@ class Audit:
             prices = {(offer.type, offer.location): offer.price_per_hour for offer in cloud.offers}
             for made in cloud.made:
                 price = prices[made.instance.type, made.instance.location]
-                if made.instance.labels.get("sandbox-fleet/pool") != pool or made.instance.id in self.strays:
+                if made.instance.labels.get(POOL_LABEL) != pool or made.instance.id in self.strays:
                     continue
                 until = min(made.gone_at or cloud.now, cloud.now)
                 age = (until - made.instance.created_at).total_seconds() + cloud.clock_off

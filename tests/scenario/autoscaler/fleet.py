@@ -16,7 +16,7 @@ from autoscaler.observe import Observer, Pace
 from autoscaler.reconcile import Reconciler, Report
 from autoscaler.store.journal import Journal
 from gateway.wire.resources import Shape
-from providers.base import ComputeProvider
+from providers.base import POOL_LABEL, ComputeProvider
 from providers.testing.fake import EPOCH, FakeCloud, FakeProvider, SimulatedCrash
 from tests.scenario.autoscaler.fake_gateway import SMALL as SMALL
 from tests.scenario.autoscaler.fake_gateway import FakeGateway
@@ -224,7 +224,7 @@ class Fleet:
                 assert self.gateway.records[node].instance not in drained, f"{node} was stopped with work on it"
             for machine in [machine for cloud in self.clouds.values() for machine in cloud.machines.values()]:
                 labels = machine.instance.labels
-                if labels.get("sandbox-fleet/pool") == each.name and machine.gone_at is None:
+                if labels.get(POOL_LABEL) == each.name and machine.gone_at is None:
                     assert machine.instance.name in live, f"{machine.instance.name} has no row"
 
     def states(self) -> list[str]:

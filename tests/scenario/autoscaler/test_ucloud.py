@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.model import OfferKey, PoolPolicy
-from providers.base import ComputeProvider, Create, Instance, Phase
+from providers.base import DEPLOYMENT_LABEL, NAME_LABEL, OPERATION_LABEL, ComputeProvider, Create, Instance, Phase
 from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
 from providers.ucloud import UCloudProvider
 from tests.fakes.ucloud import clock
@@ -40,13 +40,13 @@ class Mirror(FakeCloud):
         self.machines = {
             job_id: self._machine(job_id, job["state"], job["labels"])
             for job_id, job in truth["jobs"].items()
-            if job["labels"].get("sandbox-fleet/deployment") == DEPLOYMENT and job["state"] not in FINAL
+            if job["labels"].get(DEPLOYMENT_LABEL) == DEPLOYMENT and job["state"] not in FINAL
         }
 
     def by_operation(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for job_id, machine in self.machines.items():
-            found.setdefault(machine.instance.labels["sandbox-fleet/op"], []).append(job_id)
+            found.setdefault(machine.instance.labels[OPERATION_LABEL], []).append(job_id)
         return found
 
     def _machine(self, job_id: str, state: str, labels: dict[str, str]) -> Machine:
@@ -54,7 +54,7 @@ class Mirror(FakeCloud):
             self._began.setdefault(job_id, self.now)
         has_run = job_id in self._began
         phase = Phase.RUNNING if state == "RUNNING" else Phase.BOOTING
-        name = labels["sandbox-fleet/name"]
+        name = labels[NAME_LABEL]
         seen = Instance(job_id, name, labels, phase, CPU, "ucloud", self.now.astimezone(UTC))
         return Machine(seen, self._began.get(job_id), lost=has_run and state != "RUNNING")
 
@@ -204,7 +204,7 @@ def test_a_crash_at_any_step_of_a_create_ends_with_one_machine(make: Callable[..
 
 def test_foreign_jobs_are_left_alone(make: Callable[..., UCloudFleet]) -> None:
     fleet = make()
-    foreign = fleet.account.remote.do("job", do="foreign", labels={"sandbox-fleet/op": "op0000000001"})["id"]
+    foreign = fleet.account.remote.do("job", do="foreign", labels={OPERATION_LABEL: "op0000000001"})["id"]
     for _ in range(200):
         fleet.tick(TICK)
     assert fleet.account.remote.state(foreign) == "RUNNING"

@@ -7,12 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core import backoff, naming
+from autoscaler.core import backoff
 from autoscaler.core.model import Boot, Intent, Learn, OfferKey, Plan, Stop
 from autoscaler.core.states import IntentState
 from autoscaler.lanes import Serial, Turn
 from gateway.wire.resources import Shape
-from providers.base import Applied, ComputeProvider, Create, ErrorKind, Inventory, Phase, Scope
+from providers.base import (
+    OPERATION_LABEL,
+    SPEC_LABEL,
+    Applied,
+    ComputeProvider,
+    Create,
+    ErrorKind,
+    Inventory,
+    Phase,
+    Scope,
+)
 from providers.testing.fake import FakeCloud, FakeProvider
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
 
@@ -91,7 +101,7 @@ def test_a_new_node_bundle_replaces_the_nodes_that_installed_the_last_one(tmp_pa
     fleet.until(lambda: fleet.states() == ["ready"])
     (row,) = fleet.journal.open_intents()
     assert row.spec == "s1-aaaaaaaaaaaa"
-    assert fleet.cloud.created[0].labels[naming.SPEC] == row.spec
+    assert fleet.cloud.created[0].labels[SPEC_LABEL] == row.spec
     fleet.gateway.bundle_sha256 = "b" * 64
     fleet.until(lambda: [i.spec for i in fleet.journal.open_intents()] == ["s1-bbbbbbbbbbbb"])
     assert [event.detail for event in fleet.journal.events(50) if event.kind == "draining"] == [
@@ -125,7 +135,7 @@ def test_a_lesson_of_other_settings_stops_nobody(tmp_path: Path) -> None:
 
 def test_a_stray_that_cannot_be_deleted_is_told_to_go_ever_more_rarely(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
-    want = Create("test-cpu-stray", "stray", DEPLOYMENT, "cpu", "small", "here", "i", "", {naming.OPERATION: "stray"})
+    want = Create("test-cpu-stray", "stray", DEPLOYMENT, "cpu", "small", "here", "i", "", {OPERATION_LABEL: "stray"})
     fleet.provider.create(want)
     for _ in range(3):
         fleet.cloud.fail_next("delete", ErrorKind.BUSY, Applied.NO)

@@ -13,6 +13,7 @@ import yaml
 
 from autoscaler import user_data
 from autoscaler.user_data import BootstrapError, NodeBoot
+from providers.base import USER_DATA_LABEL
 
 DIGEST = "5" * 64
 BOOT = NodeBoot(
@@ -128,7 +129,7 @@ def test_both_ways_install_the_same_service_and_script() -> None:
 def test_the_init_script_reads_the_label_that_the_pool_gave(tmp_path: Path) -> None:
     """The part that runs on UCloud only, against a job description that has the label somewhere inside."""
     script = user_data.ucloud_init_script().partition("cat >/etc/systemd")[0]
-    job = {"id": "1", "specification": {"labels": {"x": "y", "sandbox-fleet/user-data": user_data.for_ucloud(BOOT)}}}
+    job = {"id": "1", "specification": {"labels": {"x": "y", USER_DATA_LABEL: user_data.for_ucloud(BOOT)}}}
     (tmp_path / "job.json").write_text(json.dumps([{"job": job}]))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ucloud").write_text(

@@ -14,7 +14,7 @@ from autoscaler.store.journal import Journal
 from gateway.core.model import Node
 from gateway.core.placement import NodeRoom, Placed, Wanted, place
 from gateway.wire.resources import Shape
-from providers.base import Applied, Billing, Create, ErrorKind, ProviderError, Ref
+from providers.base import OPERATION_LABEL, POOL_LABEL, Applied, Billing, Create, ErrorKind, ProviderError, Ref
 from providers.testing.fake import EPOCH
 from simulator import settings
 from simulator.cloud import build
@@ -109,7 +109,7 @@ def a_cloud(**changes: object) -> CloudSettings:
 
 
 def order(name: str) -> Create:
-    labels = {"sandbox-fleet/op": name, "sandbox-fleet/pool": "cpu"}
+    labels = {OPERATION_LABEL: name, POOL_LABEL: "cpu"}
     return Create(name, name, "d", "cpu", "t", "l", "image", "", labels)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from providers.base import Create
+from providers.base import POOL_LABEL, Create
 from providers.hetzner import HetznerProvider
 from providers.hetzner.settings import parse
 from tests.fakes.hetzner import Control
@@ -39,6 +39,6 @@ def order(number: int | str = 1, **changes: Any) -> Create:
         "location": "fsn1",
         "image": "debian-12",
         "user_data": "#cloud-config\n",
-        "labels": {"sandbox-fleet/pool": "cpu"},
+        "labels": {POOL_LABEL: "cpu"},
     }
     return Create(**{**given, **changes})

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from providers.base import Applied, ErrorKind, ProviderError
+from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, Applied, ErrorKind, ProviderError
 from tests.unit.providers.hetzner.lab import DEPLOYMENT, Lab, order
 
-LABELS = {"sandbox-fleet/deployment": DEPLOYMENT, "sandbox-fleet/op": "x"}
+LABELS = {DEPLOYMENT_LABEL: DEPLOYMENT, OPERATION_LABEL: "x"}
 MANY = 120
 
 

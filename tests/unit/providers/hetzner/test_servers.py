@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 
-from providers.base import Access, Applied, Deleted, ErrorKind, Instance, Phase, ProviderError, Ref, Scope
+from providers.base import (
+    DEPLOYMENT_LABEL,
+    IMAGE_LABEL,
+    OPERATION_LABEL,
+    Access,
+    Applied,
+    Deleted,
+    ErrorKind,
+    Instance,
+    Phase,
+    ProviderError,
+    Ref,
+    Scope,
+)
 from tests.unit.providers.hetzner.lab import Lab, order
 
 
@@ -60,7 +73,7 @@ def test_a_name_that_is_free_again_is_asked_for_again(lab: Lab) -> None:
     assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.MAYBE)
 
 
-@pytest.mark.parametrize("labels", [{}, {"sandbox-fleet/op": "op1"}, {"sandbox-fleet/deployment": "unit"}])
+@pytest.mark.parametrize("labels", [{}, {OPERATION_LABEL: "op1"}, {DEPLOYMENT_LABEL: "unit"}])
 def test_what_is_not_of_the_operation_is_never_adopted(lab: Lab, labels: dict[str, str]) -> None:
     lab.provider().create(order())
     lab.cloud.ask("server", name=order().name, labels=labels)
@@ -119,7 +132,7 @@ def test_the_newest_snapshot_with_the_labels_is_pinned(lab: Lab) -> None:
     lab.cloud.add("images", **{**snapshot, "status": "creating"})
     lab.cloud.add("images", **{**snapshot, "labels": {"role": "builder"}})
     made = lab.provider(image="label:role=node").create(order(image=""))
-    assert made.labels["sandbox-fleet/image"] == str(new)
+    assert made.labels[IMAGE_LABEL] == str(new)
     assert lab.provider().create(order(2, image=str(old))).name == "unit-cpu-op2"
 
 
@@ -241,7 +254,7 @@ def test_what_names_nothing_is_nothing(lab: Lab, ref: Ref) -> None:
 
 # -- leftovers --------------------------------------------------------------------------------------------------------
 
-MINE = {"sandbox-fleet/deployment": "unit", "sandbox-fleet/op": "op1"}
+MINE = {DEPLOYMENT_LABEL: "unit", OPERATION_LABEL: "op1"}
 
 
 def test_what_carries_the_labels_and_serves_nobody_is_left_over(lab: Lab) -> None:
@@ -249,9 +262,9 @@ def test_what_carries_the_labels_and_serves_nobody_is_left_over(lab: Lab) -> Non
     expected = {f"{kind}:{lab.cloud.add(f'{kind}s', name='a', labels=MINE)}" for kind in ("volume", "primary_ip")}
     expected.add(f"floating_ip:{lab.cloud.add('floating_ips', name='a', labels=MINE)}")
     lab.cloud.add("volumes", name="used", labels=MINE, server=int(made.id))
-    lab.cloud.add("volumes", name="state of the gateway", labels={"sandbox-fleet/deployment": "unit"})
+    lab.cloud.add("volumes", name="state of the gateway", labels={DEPLOYMENT_LABEL: "unit"})
     lab.cloud.add("volumes", name="somebody's")
-    lab.cloud.add("primary_ips", name="theirs", labels={**MINE, "sandbox-fleet/deployment": "other"})
+    lab.cloud.add("primary_ips", name="theirs", labels={**MINE, DEPLOYMENT_LABEL: "other"})
     found = lab.provider().list().leftovers
     assert set(found) == expected
     for leftover in found:

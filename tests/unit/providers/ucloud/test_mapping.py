@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from providers.base import Access, Applied, Create, ErrorKind, Phase, ProviderError, Scope
+from providers.base import (
+    DEPLOYMENT_LABEL,
+    NAME_LABEL,
+    OPERATION_LABEL,
+    USER_DATA_LABEL,
+    Access,
+    Applied,
+    Create,
+    ErrorKind,
+    Phase,
+    ProviderError,
+    Scope,
+)
 from providers.ucloud import mapping
 from providers.ucloud.models import Job, SupportedProduct
 from providers.ucloud.settings import UCloudSettings, parse
@@ -26,7 +38,7 @@ def job(state: str = "RUNNING", *, started: bool = True, **fields: Any) -> Job:
             "specification": {
                 "name": "renamed by a person",
                 "product": {"id": "p", "category": "c", "provider": "ucloud"},
-                "labels": {mapping.NAME: "fleet-cpu-a", mapping.USER_DATA: "join-token"},
+                "labels": {NAME_LABEL: "fleet-cpu-a", USER_DATA_LABEL: "join-token"},
             },
             "status": {"state": state, "startedAt": 1_787_300_060_000 if started else None},
             **fields,
@@ -226,10 +238,10 @@ def test_an_order_is_one_machine_with_everything_in_it() -> None:
     ]
     assert spec["labels"] == {
         "fleet/pool": "cpu",
-        "sandbox-fleet/deployment": "fleet",
-        "sandbox-fleet/op": "op1",
-        "sandbox-fleet/name": want.name,
-        "sandbox-fleet/user-data": "token",
+        DEPLOYMENT_LABEL: "fleet",
+        OPERATION_LABEL: "op1",
+        NAME_LABEL: want.name,
+        USER_DATA_LABEL: "token",
         "ucloud.dk/init-script": "/work/ab12/init.sh",
         "ucloud.dk/initscript": "/work/ab12/init.sh",
     }

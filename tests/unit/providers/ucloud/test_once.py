@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from providers.base import Applied, Deleted, Phase, ProviderError, Ref
+from providers.base import OPERATION_LABEL, Applied, Deleted, Phase, ProviderError, Ref
 from providers.ucloud import UCloudProvider
 from providers.ucloud.errors import SETTLE_SECONDS
 from tests.fakes.ucloud.lab import Lab, lab, order
@@ -55,7 +55,7 @@ class Caller:
     def tick(self) -> None:
         """One complete listing, or nothing is concluded; then orders."""
         try:
-            listed = {seen.labels["sandbox-fleet/op"]: seen.phase for seen in self.provider.list().instances}
+            listed = {seen.labels[OPERATION_LABEL]: seen.phase for seen in self.provider.list().instances}
         except ProviderError:
             return
         for operation in [*self.operations]:
@@ -93,7 +93,7 @@ def play(account: Lab, caller: Caller) -> None:
         account.remote.advance(TICK)
         caller.now += TICK
         jobs = account.remote.truth()["jobs"].values()
-        if sum(job["state"] == "RUNNING" and "sandbox-fleet/op" in job["labels"] for job in jobs) >= OPERATIONS:
+        if sum(job["state"] == "RUNNING" and OPERATION_LABEL in job["labels"] for job in jobs) >= OPERATIONS:
             return
     raise AssertionError(f"not every operation runs after {TICKS * TICK:.0f} s")
 

@@ -4,7 +4,17 @@ from collections.abc import Callable
 
 import pytest
 
-from providers.base import Applied, Deleted, ErrorKind, Phase, ProviderError, Ref, Scope
+from providers.base import (
+    DEPLOYMENT_LABEL,
+    OPERATION_LABEL,
+    Applied,
+    Deleted,
+    ErrorKind,
+    Phase,
+    ProviderError,
+    Ref,
+    Scope,
+)
 from providers.ucloud import UCloudProvider
 from providers.ucloud.errors import SETTLE_SECONDS
 from tests.fakes.ucloud.auth import CACHE_SECONDS
@@ -365,7 +375,7 @@ def test_new_jobs_between_pages_shift_nothing(account: Lab, remote: Remote) -> N
 
 
 def test_ended_jobs_stay_listed_as_gone(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
-    remote.do("history", count=30, labels={"sandbox-fleet/deployment": "fleet"})
+    remote.do("history", count=30, labels={DEPLOYMENT_LABEL: "fleet"})
     made = provider.create(order())
     seen = provider.list().instances
     assert len(seen) == 31
@@ -376,7 +386,7 @@ def test_ended_jobs_stay_listed_as_gone(account: Lab, remote: Remote, provider: 
 
 
 def test_a_foreign_job_is_neither_seen_nor_ended(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
-    foreign = remote.do("job", do="foreign", labels={"sandbox-fleet/op": "op1"})["id"]
+    foreign = remote.do("job", do="foreign", labels={OPERATION_LABEL: "op1"})["id"]
     assert provider.list().instances == ()
     assert provider.get(Ref(id=foreign)) is None
     assert provider.delete(Ref(id=foreign)) is Deleted.GONE

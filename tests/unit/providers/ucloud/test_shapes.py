@@ -8,8 +8,9 @@ import pytest
 import requests
 
 from autoscaler.user_data import ucloud_init_script
+from providers.base import OPERATION_LABEL, USER_DATA_LABEL
 from providers.ucloud import mapping
-from tests.fakes.ucloud import cluster, emulator
+from tests.fakes.ucloud import cluster
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.lab import FOLDER, Lab, order
 
@@ -78,7 +79,7 @@ def test_jobs(account: Lab, flags: dict[str, str]) -> None:
         assert (job["status"]["resolvedApplication"] is not None) == ("includeApplication" in flags)
         for update in job["updates"]:
             check(update, UPDATE)
-    (ours,) = [job for job in page["items"] if mapping.OPERATION in job["specification"]["labels"]]
+    (ours,) = [job for job in page["items"] if OPERATION_LABEL in job["specification"]["labels"]]
     values = [*ours["specification"]["parameters"].values(), *ours["specification"]["resources"]]
     assert [set(value) for value in values] == [set(UNION.split())] * len(values)
     assert len(values) == 3
@@ -122,9 +123,9 @@ def test_the_rest(account: Lab) -> None:
 def test_the_emulator_and_the_machines_read_the_labels_that_the_provider_writes(account: Lab) -> None:
     """They share no code, so a name that one of them changes alone would only show on a real machine."""
     labels = mapping.labels(order(user_data="told"), account.provider()._settings)
-    assert labels[cluster.USER_DATA] == "told"
-    assert cluster.USER_DATA in ucloud_init_script()
-    assert (cluster.SERVICE_ADDRESS, emulator.OP_LABEL) == (mapping.SERVICE_ADDRESS, mapping.OPERATION)
+    assert labels[USER_DATA_LABEL] == "told"
+    assert USER_DATA_LABEL in ucloud_init_script()
+    assert cluster.SERVICE_ADDRESS == mapping.SERVICE_ADDRESS
     script = f"/work/{FOLDER.rpartition('/')[2]}/init.sh"
     assert [labels[name] for name in ("ucloud.dk/init-script", "ucloud.dk/initscript")] == [script, script]
     assert all(key == key.lower() for key in labels), "UCloud puts names into lower case"
