@@ -13,7 +13,7 @@ from gateway.wire.exec import ExecEvents, ExecSession, Stream
 from gateway.wire.states import EXEC_TRANSITIONS, ExecStatus, next_state
 from node_agent.exec.history import History
 from node_agent.exec.outcome import Outcome
-from node_agent.host.atomic import write_atomically
+from node_agent.host.disk import write_atomically
 from node_agent.runtime.base import Chunk, ExecProcess
 
 log = logging.getLogger(__name__)

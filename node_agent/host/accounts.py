@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from node_agent.host.inside import read_below
+from node_agent.host.disk import read_below
 
 _MAX_FILE: Final = 1024 * 1024
 _MAX_ID: Final = 2**32 - 2  # the last one means "unchanged" to the kernel

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.wire.limits import MIB
-from node_agent.host.waiting import readable
+from node_agent.host.process import readable
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default

@@ -5,12 +5,11 @@ readable at the moment of the end.
 """
 
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Sequence
-from typing import BinaryIO, Final
-
-from node_agent.host.waiting import readable
+from typing import BinaryIO, Final, Protocol
 
 DEFAULT_TIMEOUT: Final = 15.0
 _KILL_TIMEOUT: Final = 5.0  # SIGKILL acts at once, except on a process that hangs inside the host's kernel
@@ -117,3 +116,20 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 def _memory_file() -> BinaryIO:
     return open(os.memfd_create("command"), "w+b", buffering=0)  # noqa: PTH123 - the caller closes it
+
+
+class HasFileno(Protocol):
+    """Something with a descriptor."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+
+
+def readable(source: int | HasFileno, seconds: float) -> bool:
+    """Whether ``source`` became readable (a pidfd: whether its process ended) within ``seconds``.
+
+    ``poll``, because ``select`` refuses descriptors from 1024 up, and a busy node has more.
+    """
+    poller = select.poll()
+    poller.register(source, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))

@@ -17,7 +17,7 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from node_agent.errors import RuntimeFailure
-from node_agent.host import loop, mounts
+from node_agent.host import mounts
 from node_agent.host.disk import out_of_space
 from node_agent.host.process import CommandError, run
 
@@ -110,8 +110,8 @@ class Volume:
         self.path.mkdir(exist_ok=True)
         # Another mount namespace may still hold an earlier mount.  A second device over one file would ruin it; the
         # same device gives the same file system.
-        present = None if fresh else loop.find(self.image)
-        with nullcontext(present) if present else loop.attached(self.image) as device:
+        present = None if fresh else mounts.loop_device_of(self.image)
+        with nullcontext(present) if present else mounts.loop_device(self.image) as device:
             # discard gives blocks of deleted files back to the host; inode tables stay unwritten until used.
             flags = mounts.MS_NODEV | mounts.MS_NOSUID | mounts.MS_NOATIME
             mounts.mount(str(device), self.path, "ext4", flags, "discard,noinit_itable")

@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
-from node_agent.host.atomic import write_atomically
+from node_agent.host.disk import write_atomically
 from node_agent.runtime.base import SandboxRuntime
 from node_agent.settings import NodeSettings
 from node_agent.startup import Factory, StartError, held_root

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from node_agent.host.atomic import write_atomically
+from node_agent.host.disk import write_atomically
 
 log = logging.getLogger(__name__)
 

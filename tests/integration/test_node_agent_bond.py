@@ -19,7 +19,7 @@ from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.nodes import HeartbeatAnswer, Removal
 from gateway.wire.states import DeathReason
-from node_agent.host.waiting import readable
+from node_agent.host.process import readable
 from tests.fakes.node import FakeGateway, NodeUnderTest, served
 from tests.fakes.runtime import FakeRuntime
 

@@ -9,8 +9,8 @@ from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host import cgroup
 from node_agent.host.accounts import Account
-from node_agent.host.busybox import INSIDE as BUSYBOX
 from node_agent.host.images import Image
+from node_agent.host.programs import BUSYBOX_INSIDE as BUSYBOX
 from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import scripts
 

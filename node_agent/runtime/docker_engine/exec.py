@@ -8,7 +8,7 @@ import requests
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure, StartFault
-from node_agent.host.busybox import INSIDE as BUSYBOX
+from node_agent.host.programs import BUSYBOX_INSIDE as BUSYBOX
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess
 from node_agent.runtime.docker_engine import containers, marks, scripts
 from node_agent.runtime.docker_engine.client import Api, APIError, calling

@@ -9,12 +9,10 @@ from typing import Any, Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import accounts
-from node_agent.host import tools as programs
+from node_agent.host import accounts, programs
 from node_agent.host.accounts import Account
-from node_agent.host.disk import out_of_space
+from node_agent.host.disk import out_of_space, read_below
 from node_agent.host.images import Image
-from node_agent.host.inside import read_below
 from node_agent.host.network import DEFAULT_RESOLVERS
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume
@@ -44,7 +42,7 @@ def prepare(
     account = _account(record, container_config.user(record.spec, image), inspected)
     try:
         return container_config.Place(
-            busybox=programs.provide(tools).path / "busybox",
+            busybox=programs.provide(tools).busybox,
             workspace=_directory(volume.path / "workspace", account),
             stdout=_log(log_file(volume, "stdout")),
             stderr=_log(log_file(volume, "stderr")),

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 from node_agent.errors import RuntimeFailure
-from node_agent.host import busybox
+from node_agent.host import programs
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, SandboxRuntime
 from node_agent.runtime.docker_engine import container_config, gpus
@@ -78,7 +78,7 @@ class Probe:
 
     def _fill(self, order: Order) -> str | None:
         """Writes more than the sandbox's disk holds: an engine that takes it would fill the host."""
-        process = self._runtime.exec(order.sandbox_id, ExecCommand((busybox.INSIDE, "sh", "-c", _TOO_MUCH)))
+        process = self._runtime.exec(order.sandbox_id, ExecCommand((programs.BUSYBOX_INSIDE, "sh", "-c", _TOO_MUCH)))
         try:
             while process.read() is not None:
                 pass
@@ -108,7 +108,7 @@ class Probe:
 
     def _import_image(self) -> None:
         try:
-            program = busybox.provide(self._tools).read_bytes()
+            program = programs.copy_busybox(self._tools).read_bytes()
         except CommandError as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, str(error)) from error
         layer = io.BytesIO()

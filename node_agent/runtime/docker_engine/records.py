@@ -11,7 +11,7 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict
 
 from gateway.wire.sandboxes import SandboxSpec
-from node_agent.host.atomic import write_atomically
+from node_agent.host.disk import write_atomically
 from node_agent.runtime.base import Death, Order
 
 log = logging.getLogger(__name__)

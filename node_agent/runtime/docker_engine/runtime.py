@@ -12,7 +12,7 @@ from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import busybox, cgroup, tools
+from node_agent.host import cgroup, programs
 from node_agent.host.images import Image, Images
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, Volumes
@@ -135,7 +135,7 @@ class DockerRuntime(SandboxRuntime):
                 self._containers.remove(container)
                 gone.append(f"container {container[:12]} of sandbox {sandbox_id}")
         gone += self._networks.sweep({record.network for record in owned.values() if record.network})
-        if not owned and tools.release(self._tools):
+        if not owned and programs.release(self._tools):
             gone.append(f"mount of the programs in {self._tools}")
         return gone + self._containers.sweep_groups()
 
@@ -149,7 +149,7 @@ class DockerRuntime(SandboxRuntime):
         return self._execs.start(self._known(sandbox_id), command)
 
     def busybox(self, sandbox_id: str) -> str:
-        return busybox.INSIDE
+        return programs.BUSYBOX_INSIDE
 
     def logs(self, sandbox_id: str, stream: Stream, offset: int, limit: int) -> LogPiece:
         path = log_file(self._volume(sandbox_id), stream.value)
@@ -186,7 +186,7 @@ class DockerRuntime(SandboxRuntime):
         if self._records.ids():
             return
         try:
-            tools.release(self._tools)
+            programs.release(self._tools)
             self._networks.firewall.remove()
             cgroup.remove_parent(container_config.cgroup_tag(self._tag))
         except (CommandError, OSError) as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node_agent.host.waiting import readable
+from node_agent.host.process import readable
 
 DEFAULT_TIMEOUT: Final = 10.0
 _MAX_ANSWER: Final = 64 * 1024 * 1024

@@ -15,7 +15,7 @@ from node_agent.host import accounts
 from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.network import Net, Networks
-from node_agent.host.tools import Tools
+from node_agent.host.programs import StaticPrograms
 from node_agent.host.volume import Volumes
 from node_agent.runtime.base import Death, EngineState, Order
 from node_agent.runtime.runsc import files, oci_bundle, start
@@ -43,7 +43,7 @@ class Host:
 
     volumes: Volumes
     networks: Networks
-    tools: Tools
+    tools: StaticPrograms
     resolvers: tuple[str, ...]
 
 

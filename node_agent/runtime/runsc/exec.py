@@ -10,7 +10,7 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.host import accounts
 from node_agent.host.accounts import Account
-from node_agent.host.busybox import INSIDE
+from node_agent.host.programs import BUSYBOX_INSIDE
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
@@ -75,7 +75,7 @@ def _refuse_other_than_directory(
     view = View(places.rootfs, places.workspace, record.spec.filesystem.workspace_path)
     if view.shows_directory(launch.working_dir):
         return
-    look = ExecCommand((INSIDE, "test", "-d", launch.working_dir))
+    look = ExecCommand((BUSYBOX_INSIDE, "test", "-d", launch.working_dir))
     asked = replace(launch, argv=look.argv, working_dir="/")
     with contextlib.closing(_started(engine, places, asked, look, contextlib.nullcontext)) as process:
         if process.wait().code == 0:

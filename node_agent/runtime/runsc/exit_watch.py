@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from node_agent.host.waiting import readable
+from node_agent.host.process import readable
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
 from node_agent.runtime.runsc.death import End
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.host.accounts import Account
-from node_agent.host.inside import open_below
+from node_agent.host.disk import open_below
 from node_agent.runtime.runsc.oci_bundle import FirstProcess
 
 _ENGINES = ("/proc", "/sys", "/dev", "/.sandbox")  # mounted by the engine; always there

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import SandboxSpec, Security
-from node_agent.host import reaper
+from node_agent.host import programs
 from node_agent.host.accounts import Account
-from node_agent.host.busybox import INSIDE
 from node_agent.host.cgroup import cpu_quota
 from node_agent.host.images import Image
+from node_agent.host.programs import BUSYBOX_INSIDE
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-TOOLS: Final = posixpath.dirname(INSIDE)
+TOOLS: Final = posixpath.dirname(BUSYBOX_INSIDE)
 NODE_PIDS: Final = 8192  # bound on processes where the spec sets none
 _OPEN_FILES: Final = 65536
 _SHM_MB: Final = 64  # Docker's default size of /dev/shm
@@ -75,7 +75,7 @@ class Host:
 def first_process(spec: SandboxSpec, image: Image, account: Account) -> FirstProcess:
     """The first process as ``docker run`` would choose it; an image and a spec without one just stay up."""
     command = tuple(spec.command) or image.command
-    argv = (*image.entrypoint, *command) or (INSIDE, "sleep", "2147483647")
+    argv = (*image.entrypoint, *command) or (BUSYBOX_INSIDE, "sleep", "2147483647")
     image_dir = image.working_dir if image.working_dir not in ("", "/") else None
     working_dir = spec.working_dir or image_dir or spec.filesystem.workspace_path
     return FirstProcess(argv, environment(spec, image.env, account), working_dir, account)
@@ -147,7 +147,7 @@ def _process(spec: SandboxSpec, process: FirstProcess, init: bool) -> dict[str, 
     return {
         "terminal": False,
         "user": {"uid": account.uid, "gid": account.gid, "additionalGids": list(account.groups)},
-        "args": [f"{TOOLS}/{reaper.NAME}", "--", *process.argv] if init else list(process.argv),
+        "args": [f"{TOOLS}/{programs.INIT_NAME}", "--", *process.argv] if init else list(process.argv),
         "env": [f"{key}={value}" for key, value in process.env.items()],
         "cwd": process.working_dir,
         "capabilities": {

@@ -8,10 +8,9 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.host.busybox import INSIDE
 from node_agent.host.disk import out_of_space
-from node_agent.host.process import CommandError
-from node_agent.host.waiting import readable
+from node_agent.host.process import CommandError, readable
+from node_agent.host.programs import BUSYBOX_INSIDE
 from node_agent.runtime.base import EngineState
 from node_agent.runtime.runsc import start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
@@ -117,7 +116,7 @@ def drain(places: Places) -> None:
 def _answers(places: Places) -> bool:
     """Whether processes run: one that ends at once does end."""
     with contextlib.closing(Pipes(stdin=False)) as pipes:
-        launch = Launch((INSIDE, "true"), (), "/", 0, 0, (), 0, 0)
+        launch = Launch((BUSYBOX_INSIDE, "true"), (), "/", 0, 0, (), 0, 0)
         try:
             handle = SocketHandle(places.sandbox_id, places.control, launch, pipes)
         except (ControlError, ControlLostError):

@@ -10,10 +10,9 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.errors import RuntimeFailure
-from node_agent.host import accounts, busybox, tools
-from node_agent.host.process import CommandError
-from node_agent.host.tools import Tools
-from node_agent.host.waiting import readable
+from node_agent.host import accounts, programs
+from node_agent.host.process import CommandError, readable
+from node_agent.host.programs import StaticPrograms
 from node_agent.runtime.base import RuntimeFacts, Stream
 from node_agent.runtime.runsc import oci_bundle, start
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
@@ -56,7 +55,7 @@ def probe(layout: Layout) -> Outcome:
     runsc = Runsc(layout.run)
     try:
         version = runsc.version()
-        provided = tools.provide(layout.tools)
+        provided = programs.provide(layout.tools)
     except (CommandError, OSError) as error:
         raise RuntimeFailure(
             ErrorCode.UNSUPPORTED, f"the runsc runtime cannot run here: {error}; install gVisor and busybox-static"
@@ -72,7 +71,7 @@ def probe(layout: Layout) -> Outcome:
             shutil.rmtree(places.directory)
 
 
-def _examine(runsc: Runsc, version: str, places: Places, provided: Tools) -> Outcome:
+def _examine(runsc: Runsc, version: str, places: Places, provided: StaticPrograms) -> Outcome:
     _prepare(places, provided.path)
     runsc, notes = _start(runsc, places)
     if not provided.init:
@@ -96,13 +95,13 @@ def _examine(runsc: Runsc, version: str, places: Places, provided: Tools) -> Out
     return Outcome(Engine(runsc, socket), facts)
 
 
-def _prepare(places: Places, programs: Path) -> None:
+def _prepare(places: Places, tools: Path) -> None:
     """A bundle whose root file system is empty but for what gVisor mounts into it."""
     for directory in (places.rootfs, places.workspace, places.log(Stream.STDOUT).parent):
         directory.mkdir(parents=True)
     spec = SandboxSpec(id=places.sandbox_id, image="probe", cpus=1, memory_mb=256, network="bridge")
-    process = oci_bundle.FirstProcess((busybox.INSIDE, "sleep", "1000"), {}, "/", accounts.Account(1000, 1000))
-    host = oci_bundle.Host(places.rootfs, places.workspace, programs, False, places.cgroup.path, None)
+    process = oci_bundle.FirstProcess((programs.BUSYBOX_INSIDE, "sleep", "1000"), {}, "/", accounts.Account(1000, 1000))
+    host = oci_bundle.Host(places.rootfs, places.workspace, tools, False, places.cgroup.path, None)
     start.write_bundle(places, oci_bundle.config(spec, process, host))
 
 
@@ -155,7 +154,7 @@ def _test_socket(places: Places) -> None:
 
 
 def _exit_code(places: Places, script: str) -> int | None:
-    launch = Launch((busybox.INSIDE, "sh", "-c", script), ("PATH=/",), "/", 1000, 1000, (), 0, 0)
+    launch = Launch((programs.BUSYBOX_INSIDE, "sh", "-c", script), ("PATH=/",), "/", 1000, 1000, (), 0, 0)
     with contextlib.closing(Pipes(stdin=False)) as pipes:
         try:
             handle = SocketHandle(places.sandbox_id, places.control, launch, pipes)

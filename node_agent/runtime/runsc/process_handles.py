@@ -9,8 +9,8 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.host.busybox import INSIDE
 from node_agent.host.process import CommandError, run
+from node_agent.host.programs import BUSYBOX_INSIDE
 from node_agent.runtime.base import Exit
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
 from node_agent.runtime.runsc.process import Handle, Pipes
@@ -148,7 +148,9 @@ class CommandHandle(Handle):
         except (OSError, ValueError):
             return  # not started yet, or ended
         options = ["--user=0:0", "--cap=CAP_KILL"]
-        command = self._runsc.exec_command(self._sandbox_id, options, [INSIDE, "kill", f"-{number}", "--", f"-{pid}"])
+        command = self._runsc.exec_command(
+            self._sandbox_id, options, [BUSYBOX_INSIDE, "kill", f"-{number}", "--", f"-{pid}"]
+        )
         with contextlib.suppress(CommandError), self._awake():  # nobody is left in the group
             run(command, timeout=CALL_TIMEOUT)
 

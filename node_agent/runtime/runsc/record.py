@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host.accounts import Account
-from node_agent.host.atomic import write_atomically
+from node_agent.host.disk import write_atomically
 from node_agent.host.network import Net
 from node_agent.runtime.base import Death, EngineState, Found, Order
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from node_agent.host.process import CommandError, run
-from node_agent.host.waiting import readable
+from node_agent.host.process import CommandError, readable, run
 
 START_TIMEOUT: Final = 60.0
 CALL_TIMEOUT: Final = 15.0

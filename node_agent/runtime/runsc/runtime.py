@@ -16,7 +16,7 @@ from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import busybox, tools
+from node_agent.host import programs
 from node_agent.host.disk import out_of_space
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
@@ -109,7 +109,7 @@ class RunscRuntime(SandboxRuntime):
 
     def _host(self) -> Host:
         try:
-            provided = tools.provide(self._layout.tools)
+            provided = programs.provide(self._layout.tools)
         except (CommandError, OSError) as error:
             code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
             raise RuntimeFailure(code, f"programs for the sandboxes: {error}") from error
@@ -119,7 +119,7 @@ class RunscRuntime(SandboxRuntime):
         return self._images.local()
 
     def busybox(self, sandbox_id: str) -> str:
-        return busybox.INSIDE
+        return programs.BUSYBOX_INSIDE
 
     # -- create and delete -----------------------------------------------------------------------------------------
 

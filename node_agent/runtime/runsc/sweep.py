@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from node_agent.host import cgroup, loop, mounts, tools
+from node_agent.host import cgroup, mounts, programs
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.network import Networks
 from node_agent.runtime.runsc import start
@@ -29,7 +29,7 @@ def sweep(
         if sandbox_id not in owned:
             keeping.drop(sandbox_id)
             gone += _remove(layout, sandbox_id)
-    gone += [f"loop device {name}" for name in loop.detach_below(layout.sandboxes, keep=owned)]
+    gone += [f"loop device {name}" for name in mounts.detach_loop_devices(layout.sandboxes, keep=owned)]
     gone += networks.sweep({record.net.namespace for record in owned.values() if record.net})
     gone += roots.sweep()
     gone += _partial_files(layout.templates)
@@ -63,7 +63,7 @@ def _partial_files(directory: Path) -> list[str]:
 def _remove_shared(layout: Layout) -> list[str]:
     """What all sandboxes share, once the last is gone."""
     gone = [f"control group /{cgroup.parent_name(layout.tag)}"] if cgroup.remove_parent(layout.tag) else []
-    if tools.release(layout.tools):
+    if programs.release(layout.tools):
         gone.append(f"mount of the programs in {layout.tools}")
     if layout.run.is_dir():
         shutil.rmtree(layout.run)

@@ -14,7 +14,7 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
 from node_agent.host.cgroup import Cgroup
-from node_agent.host.waiting import readable
+from node_agent.host.process import readable
 from node_agent.runtime.base import EngineState
 from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_all, read_until
 from tests.contract.runtime.marks import runsc_only

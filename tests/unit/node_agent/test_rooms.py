@@ -15,7 +15,7 @@ from node_agent.cli import app
 from node_agent.exec.stdin import StdinBuffer, StdinRoom
 from node_agent.files import scripts
 from node_agent.host import mounts
-from node_agent.host.atomic import write_atomically
+from node_agent.host.disk import write_atomically
 from node_agent.host.machine import Machine
 from node_agent.install import images
 from node_agent.install.cleanup import record_engines, recorded_settings, remove_node

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.host.process import CommandError, ended_within, kill_group, run, start
-from node_agent.host.waiting import readable
+from node_agent.host.process import CommandError, ended_within, kill_group, readable, run, start
 
 
 def test_stdout_is_returned_whole_and_input_is_fed() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.host import loop, mounts
+from node_agent.host import mounts
 from node_agent.host.volume import Volume, Volumes, remove_tree
 
 pytestmark = pytest.mark.engine
@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     remove_tree(tmp_path / "v")
     assert mounts.mounted_below(tmp_path) == []
-    assert loop.detach_below(tmp_path) == []
+    assert mounts.detach_loop_devices(tmp_path) == []
 
 
 @pytest.fixture
@@ -90,7 +90,9 @@ def test_mount_held_in_another_namespace_is_joined_not_doubled(volumes: Volumes,
         volume.unmount()
         volumes.ensure(place / "v", 16)
 
-        assert [device for device, file in loop._attached() if file == volume.image] == [loop.find(volume.image)]
+        assert [device for device, file in mounts.loop_devices() if file == volume.image] == [
+            mounts.loop_device_of(volume.image)
+        ]
         assert (volume.path / "file").read_text() == "kept"
     finally:
         holder.communicate()
