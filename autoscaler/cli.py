@@ -20,8 +20,9 @@ from autoscaler.clock import Clock
 from autoscaler.core import cost
 from autoscaler.offered import Offered, offered
 from autoscaler.reconcile import Report
-from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
+from autoscaler.settings import AutoscalerSettings
 from autoscaler.user_data import ucloud_init_script
+from gateway.wire.settings import ConfigurationError
 from gateway.wire.system import Check, Verdict
 from providers import registry
 
@@ -232,7 +233,7 @@ def _sentences() -> Iterator[None]:
     """Turns what stops a command into one sentence and exit code 1."""
     try:
         yield
-    except (SettingsError, main.StartError) as error:
+    except (ConfigurationError, main.StartError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
 
@@ -240,11 +241,11 @@ def _sentences() -> Iterator[None]:
 def _settings(config: Path | None) -> AutoscalerSettings:
     """The settings; who forgot to name their file is told."""
     try:
-        return load_settings(config)
-    except SettingsError as error:
+        return AutoscalerSettings.load(config)
+    except ConfigurationError as error:
         if config is not None:
             raise
-        raise SettingsError(f"{error}; name the settings file with --config") from error
+        raise ConfigurationError(f"{error}; name the settings file with --config") from error
 
 
 def _report(report: Report) -> dict[str, Any]:

@@ -1,21 +1,17 @@
 """Settings of the autoscaler, read from a TOML file and the environment; nothing is read at import."""
 
-import os
-import tomllib
-from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from autoscaler.core.model import FleetPolicy, OfferKey, Order, PoolPolicy, WarmFloor
 from autoscaler.core.naming import NAME_PATTERN
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
+from gateway.wire.settings import DaemonSettings
 
-ENV_PREFIX: Final = "SANDBOXES_AUTOSCALER_"
 _GIVES: Final = ("cpus", "memory_mb", "disk_mb")
 
 CLOCK: Final = r"^(([01]\d|2[0-3]):[0-5]\d|24:00)$"
@@ -24,10 +20,6 @@ DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 Euro = Annotated[Decimal, Field(ge=0, strict=False)]
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-
-
-class SettingsError(Exception):
-    """The configuration cannot be used; the sentence says which key of which source, and why."""
 
 
 class OfferSettings(BaseModel):
@@ -211,13 +203,16 @@ class PoolSettings(BaseModel):
         )
 
 
-class AutoscalerSettings(BaseSettings):
+class AutoscalerSettings(DaemonSettings):
     """One frozen value; plain fields may be set in the file or as ``SANDBOXES_AUTOSCALER_<FIELD>``.
 
     Unknown keys fail.  Providers and pools stand in the file only.
     """
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    env_prefix = "SANDBOXES_AUTOSCALER_"
+    owner = "autoscaler"
 
     deployment: Name = "local"
     """Name of this fleet; every instance carries it, and no other instance is ever touched."""
@@ -300,28 +295,3 @@ class AutoscalerSettings(BaseSettings):
 def _minute(text: str) -> int:
     hours, minutes = text.split(":")
     return int(hours) * 60 + int(minutes)
-
-
-def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> AutoscalerSettings:
-    """Settings from ``config`` (TOML), overridden by the environment.
-
-    Raises:
-        SettingsError: the file cannot be read, or a key is unknown or has a wrong value.
-    """
-    values: dict[str, object] = {}
-    if config is not None:
-        try:
-            values.update(tomllib.loads(config.read_text()))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            raise SettingsError(f"configuration file {config}: {why}") from error
-    for name, value in (os.environ if environ is None else environ).items():
-        if name.startswith(ENV_PREFIX):
-            values[name.removeprefix(ENV_PREFIX).lower()] = value
-    try:
-        return AutoscalerSettings.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()
-        )
-        raise SettingsError(f"configuration of the autoscaler: {problems}") from error

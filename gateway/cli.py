@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +17,8 @@ from rich.table import Table
 
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.errors import ApiError
-from gateway.settings import ENV_PREFIX, GatewaySettings, SettingsError, load_settings
+from gateway.settings import GatewaySettings
+from gateway.wire.settings import ConfigurationError
 from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
 
 if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
@@ -168,10 +168,10 @@ def revoke_token(
 def _settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
     """Return the settings of file and environment, overridden by those of the command line."""
     options = {"state_dir": state_dir, **given}
-    overrides = {ENV_PREFIX + name.upper(): str(value) for name, value in options.items() if value is not None}
+    flags = {name: value for name, value in options.items() if value is not None}
     try:
-        return load_settings(config, {**os.environ, **overrides})
-    except SettingsError as error:
+        return GatewaySettings.load(config, None, **flags)
+    except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
 
 

@@ -12,8 +12,9 @@ from typing import Final
 import requests
 from pydantic import ValidationError
 
-from gateway.settings import GatewaySettings, SettingsError, load_settings
+from gateway.settings import GatewaySettings
 from gateway.wire.limits import MIB
+from gateway.wire.settings import ConfigurationError
 from gateway.wire.system import DISTRIBUTION, Check, GatewayHealth, Verdict
 
 OLDEST_PYTHON: Final = (3, 11)
@@ -165,8 +166,8 @@ def checks() -> list[Check]:
     if packages.verdict is not Verdict.OK:
         return rows
     try:
-        settings: GatewaySettings = load_settings()
-    except SettingsError as error:
+        settings: GatewaySettings = GatewaySettings.load()
+    except ConfigurationError as error:
         cure = "correct the SANDBOXES_GATEWAY_* variables"
         return [*rows, Check(name="gateway settings", verdict=Verdict.ERROR, found=str(error), cure=cure)]
     return [

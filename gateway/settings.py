@@ -1,27 +1,19 @@
 """Settings of the gateway, read from a TOML file and the environment; nothing is read at import."""
 
-import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, model_validator
 
 from gateway.wire import limits
-
-ENV_PREFIX: Final = "SANDBOXES_GATEWAY_"
-
-
-class SettingsError(Exception):
-    """The configuration cannot be used; the sentence says which key of which source, and why."""
+from gateway.wire.settings import DaemonSettings
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(DaemonSettings):
     """One frozen value; every field may be set in the file or as ``SANDBOXES_GATEWAY_<FIELD>``.  Unknown keys fail."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    env_prefix = "SANDBOXES_GATEWAY_"
+    owner = "gateway"
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -65,27 +57,3 @@ class GatewaySettings(BaseSettings):
         if not self.heartbeat_interval < self.unreachable_after < self.lost_after:
             raise ValueError("heartbeat_interval < unreachable_after < lost_after must hold")
         return self
-
-
-def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> GatewaySettings:
-    """Settings from ``config`` (TOML), overridden by the environment.
-
-    Raises:
-        SettingsError: the file cannot be read, or a key is unknown or has a wrong value.
-    """
-    values: dict[str, object] = {}
-    if config is not None:
-        try:
-            values.update(tomllib.loads(config.read_text()))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise SettingsError(f"configuration file {config}: {error}") from error
-    for name, value in (os.environ if environ is None else environ).items():
-        if name.startswith(ENV_PREFIX):
-            values[name.removeprefix(ENV_PREFIX).lower()] = value
-    try:
-        return GatewaySettings.model_validate(values)
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()
-        )
-        raise SettingsError(f"configuration of the gateway: {problems}") from error

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from node_agent.settings import SettingsError, load_settings, tag_of
+from gateway.wire.settings import ConfigurationError
+from node_agent.settings import NodeSettings, tag_of
 
 app = typer.Typer(no_args_is_help=True, help="Run the node agent on this machine.")
 
@@ -40,8 +41,8 @@ def run(
     if cleanup_on_exit:
         given["cleanup_on_exit"] = True
     try:
-        main.run(load_settings(config, None, **given), FACTORIES)
-    except (SettingsError, StartError) as error:
+        main.run(NodeSettings.load(config, None, **given), FACTORIES)
+    except (ConfigurationError, StartError) as error:
         typer.echo(f"sandboxes node: {error}", err=True)
         main.leave(1)
     main.leave(0)

@@ -1,32 +1,22 @@
 """Settings of the node agent, read from a TOML file and the environment; nothing is read at import."""
 
 import hashlib
-import json
-import os
 import socket
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
 
 from gateway.wire import limits
 from gateway.wire.sandboxes import RuntimeName
-
-ENV_PREFIX: Final = "SANDBOXES_NODE_"
-_STRUCTURED: Final = frozenset({"labels", "runtimes"})
+from gateway.wire.settings import DaemonSettings
 
 
-class SettingsError(Exception):
-    """The configuration cannot be used; the sentence says which key of which source, and why."""
-
-
-class NodeSettings(BaseSettings):
+class NodeSettings(DaemonSettings):
     """One frozen value; every field may be set in the file or as ``SANDBOXES_NODE_<FIELD>``.  Unknown keys fail."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    env_prefix = "SANDBOXES_NODE_"
+    owner = "node agent"
 
     gateway_url: str = Field(pattern=r"^https?://[^/\s]+")
     """Where the gateway is reached from here."""
@@ -106,32 +96,3 @@ class NodeSettings(BaseSettings):
 def tag_of(root: Path) -> str:
     """8 hex digits from the root's path: in the name of everything that this node makes on its host."""
     return hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:8]
-
-
-def load_settings(
-    config: Path | None = None, environ: Mapping[str, str] | None = None, **given: object
-) -> NodeSettings:
-    """Settings from ``config`` (TOML), overridden by the environment, overridden by ``given`` (flags).
-
-    Raises:
-        SettingsError: the file cannot be read, or a key is unknown or has a wrong value.
-    """
-    values: dict[str, object] = {}
-    if config is not None:
-        try:
-            values.update(tomllib.loads(config.read_text()))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise SettingsError(f"configuration file {config}: {error}") from error
-    try:
-        for name, value in (os.environ if environ is None else environ).items():
-            if name.startswith(ENV_PREFIX):
-                key = name.removeprefix(ENV_PREFIX).lower()
-                values[key] = json.loads(value) if key in _STRUCTURED else value
-        return NodeSettings.model_validate(values | given)
-    except json.JSONDecodeError as error:
-        raise SettingsError(f"configuration of the node agent: labels and runtimes are JSON: {error}") from error
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'settings'}: {item['msg']}" for item in error.errors()
-        )
-        raise SettingsError(f"configuration of the node agent: {problems}") from error

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from autoscaler.settings import SettingsError
+from gateway.wire.settings import ConfigurationError
 from providers.base import Billing
 from simulator import chart as charts
 from simulator import settings, tracefile
@@ -68,7 +68,7 @@ def simulate(
                 chart=chart,
                 on_look=lambda each: status.update(_progress(each)),
             )
-    except (tracefile.TraceError, SettingsError, WorkLostError, OSError) as error:
+    except (tracefile.TraceError, ConfigurationError, WorkLostError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     if as_json:
@@ -113,13 +113,13 @@ def play(
 
     Raises:
         TraceError: there is no such trace, or it is malformed.
-        SettingsError: the configuration cannot be used.
+        ConfigurationError: the configuration cannot be used.
         WorkLostError: the autoscaler deleted an instance with work on it.
     """
     if chart is not None and chart.suffix != ".svg":
-        raise SettingsError(f"--chart {chart}: only SVG is written; name a file that ends with .svg")
+        raise ConfigurationError(f"--chart {chart}: only SVG is written; name a file that ends with .svg")
     if chart is not None and not chart.parent.is_dir():
-        raise SettingsError(f"--chart {chart}: there is no directory {chart.parent}")
+        raise ConfigurationError(f"--chart {chart}: there is no directory {chart.parent}")
     played = tracefile.load(tracefile.find(trace_name, tracefile.SUFFIX))
     setup = settings.load(tracefile.find(config, ".toml"))
     setup = setup if billing is None else setup.billed(billing)
@@ -139,7 +139,7 @@ def _progress(progress: Progress) -> str:
 def _settings_of(trace_name: str) -> str:
     tracefile.find(trace_name, tracefile.SUFFIX)
     if trace_name not in tracefile.shipped():
-        raise SettingsError(
+        raise ConfigurationError(
             f"--config is missing: {trace_name} is a file of your own, so name the settings to play it under, or those "
             f"of a trace that comes with the package: {', '.join(tracefile.shipped())}"
         )

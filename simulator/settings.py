@@ -7,7 +7,8 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from autoscaler.settings import AutoscalerSettings, SettingsError
+from autoscaler.settings import AutoscalerSettings
+from gateway.wire.settings import ConfigurationError
 from providers.base import Billing, Offer, Resources
 from simulator.trace import Spread
 from simulator.wording import problems
@@ -101,10 +102,10 @@ class Setup(BaseModel):
         """The same under providers that charge like this.
 
         Raises:
-            SettingsError: nothing can be charged like this.
+            ConfigurationError: nothing can be charged like this.
         """
         if billing not in BILLINGS:
-            raise SettingsError(
+            raise ConfigurationError(
                 f"--billing {billing.value}: it has no bill to simulate; choose {' or '.join(BILLINGS)}"
             )
         changes = {"billing": billing}
@@ -125,12 +126,12 @@ def load(path: Path) -> Setup:
     """The configuration in a file.
 
     Raises:
-        SettingsError: it cannot be read, or a key is unknown, missing or has a wrong value.
+        ConfigurationError: it cannot be read, or a key is unknown, missing or has a wrong value.
     """
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"configuration file {path}: {error}") from error
+        raise ConfigurationError(f"configuration file {path}: {error}") from error
     simulation = values.pop(TABLE, {})
     described = simulation.get("providers", {}) if isinstance(simulation, dict) else {}
     values.setdefault("providers", {name: {} for name in described})
@@ -149,4 +150,4 @@ def load(path: Path) -> Setup:
             return Setup.model_validate(halves)
         except ValidationError as error:
             wrong.append(problems(error))
-    raise SettingsError(f"configuration file {path}: {'; '.join(wrong)}")
+    raise ConfigurationError(f"configuration file {path}: {'; '.join(wrong)}")

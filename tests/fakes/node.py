@@ -13,7 +13,7 @@ import requests
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.main import Connect, Node, serve
-from node_agent.settings import NodeSettings, load_settings
+from node_agent.settings import NodeSettings
 from node_agent.startup import Factory, listening, origin, probed
 from tests.fakes.runtime import FakeRuntime
 
@@ -190,4 +190,4 @@ def node_settings(root: Path, **given: object) -> NodeSettings:
         "disk_mb": 10_000,
         "memory_mb": 10_000,
     }
-    return load_settings(None, {}, **(values | given))
+    return NodeSettings.load(None, {}, **(values | given))

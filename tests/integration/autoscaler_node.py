@@ -6,7 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 from node_agent import main as agent
-from node_agent.settings import load_settings
+from node_agent.settings import NodeSettings
 from tests.fakes.runtime import FakeGpuRuntime, FakeRuntime
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ GPUS = "FAKE_GPUS"
 
 def main(config: str) -> None:
     """Runs it until SIGTERM."""
-    settings = load_settings(Path(config))
+    settings = NodeSettings.load(Path(config))
     gpus = int(os.environ.get(GPUS, "0"))
     engines = {
         "runsc": lambda _: FakeRuntime(settings.root / "fake"),

@@ -239,14 +239,15 @@ PROGRAM = """
 import logging, sys
 from pathlib import Path
 from node_agent import main
-from node_agent.settings import SettingsError, load_settings
+from node_agent.settings import NodeSettings
+from gateway.wire.settings import ConfigurationError
 from node_agent.startup import StartError
 from tests.fakes.runtime import FakeRuntime
 logging.basicConfig(level=logging.INFO)
 try:
-    settings = load_settings(Path(sys.argv[1]))
+    settings = NodeSettings.load(Path(sys.argv[1]))
     main.run(settings, {"runsc": lambda s: FakeRuntime(s.root / "fake")})
-except (SettingsError, StartError) as error:
+except (ConfigurationError, StartError) as error:
     print(error, file=sys.stderr)
     main.leave(1)
 main.leave(0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.settings import load_settings as load_autoscaler
-from gateway.settings import load_settings as load_gateway
+from autoscaler.settings import AutoscalerSettings
+from gateway.settings import GatewaySettings
 from providers.hetzner import HetznerProvider
 from tests.contract.terraform.conftest import Workspace
 
@@ -56,8 +56,8 @@ def test_the_outputs_of_the_hetzner_module_are_settings(workspace: Workspace, tm
         folder.mkdir()
         for name in ("gateway", "autoscaler"):
             (folder / f"{name}.toml").write_text(values[f"{name}_toml"])
-        gateway = load_gateway(folder / "gateway.toml", environ={})
-        settings = load_autoscaler(folder / "autoscaler.toml", environ={})
+        gateway = GatewaySettings.load(folder / "gateway.toml", environ={})
+        settings = AutoscalerSettings.load(folder / "autoscaler.toml", environ={})
         assert settings.gateway_url == f"http://{gateway.host}:{gateway.port}"
         assert gateway.host == values["gateway_private_ip"]
         table = {**settings.providers["hetzner"], "token_file": str(token)}

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from autoscaler.settings import load_settings as load_autoscaler
-from gateway.settings import load_settings as load_gateway
+from autoscaler.settings import AutoscalerSettings
+from gateway.settings import GatewaySettings
 from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL
 from providers.hetzner import HetznerProvider
 from providers.hetzner.mapping import MAX_USER_DATA
@@ -102,14 +102,14 @@ def rendered(
 
 
 def test_the_gateway_takes_its_settings(rendered: Rendered) -> None:
-    settings = load_gateway(rendered.path("/etc/sandbox-fleet/gateway.toml"), environ={})
+    settings = GatewaySettings.load(rendered.path("/etc/sandbox-fleet/gateway.toml"), environ={})
     assert str(settings.state_dir) == f"{STATE}/gateway"
     assert settings.port == 8090
     assert settings.host in {"10.20.0.2", "0.0.0.0"}
 
 
 def test_the_autoscaler_takes_its_settings(rendered: Rendered) -> None:
-    settings = load_autoscaler(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
+    settings = AutoscalerSettings.load(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
     assert str(settings.token_file) == f"{STATE}/autoscaler/operator.token"
     assert settings.deployment == rendered.outputs["labels"][DEPLOYMENT_LABEL]
     assert {pool.provider for pool in settings.pools} == set(settings.providers)
@@ -123,7 +123,7 @@ def test_the_autoscaler_takes_its_settings(rendered: Rendered) -> None:
 
 
 def test_the_provider_takes_its_table(rendered: Rendered, tmp_path: Path) -> None:
-    settings = load_autoscaler(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
+    settings = AutoscalerSettings.load(rendered.path("/etc/sandbox-fleet/autoscaler.toml"), environ={})
     token = tmp_path / "token"
     token.write_text("secret\n")
     for kind, table in settings.providers.items():

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.settings import load_settings as load_autoscaler
-from gateway.settings import load_settings as load_gateway
+from autoscaler.settings import AutoscalerSettings
+from gateway.settings import GatewaySettings
 from providers.base import Phase
 from providers.ucloud import UCloudProvider
 from tests.contract.terraform.conftest import Workspace
@@ -76,8 +76,8 @@ def test_apply_orders_one_machine_and_destroy_ends_it(account: Lab, workspace: W
     outputs = json.loads(workspace.terraform(MODULE, "output", "-json").stdout)
     for name in ("gateway", "autoscaler"):
         (tmp_path / f"{name}.toml").write_text(outputs[f"{name}_toml"]["value"])
-    assert load_gateway(tmp_path / "gateway.toml", environ={}).port == 8090
-    settings = load_autoscaler(tmp_path / "autoscaler.toml", environ={})
+    assert GatewaySettings.load(tmp_path / "gateway.toml", environ={}).port == 8090
+    settings = AutoscalerSettings.load(tmp_path / "autoscaler.toml", environ={})
     assert settings.node_gateway_url == outputs["node_gateway_url"]["value"] == "http://fleet-gateway:8090"
     table = {**settings.providers["ucloud"], "api_token_file": str(token)}
     UCloudProvider.from_settings(table, deployment=settings.deployment, environ={})

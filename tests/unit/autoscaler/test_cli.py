@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from autoscaler.cli import app, checks
 from autoscaler.main import StartError, read_journal
-from autoscaler.settings import load_settings
+from autoscaler.settings import AutoscalerSettings
 from autoscaler.store.db import MIGRATIONS
 from autoscaler.store.journal import Journal
 from gateway.wire.system import Verdict
@@ -179,7 +179,7 @@ def test_a_journal_of_an_older_version_is_looked_at_and_left_as_it_is(tmp_path: 
 def test_a_journal_of_another_user_is_one_sentence(tmp_path: Path) -> None:
     config = tmp_path / "as.toml"
     config.write_text(GOOD.format(root=tmp_path))
-    settings = load_settings(config)
+    settings = AutoscalerSettings.load(config)
     settings.state_dir.mkdir(mode=0)
     me = os.geteuid()
     if me == 0:  # root may read everything

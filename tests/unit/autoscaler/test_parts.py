@@ -18,8 +18,9 @@ from autoscaler import lock, teardown
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.daemon import Daemon
 from autoscaler.executor import new_operation_id
-from autoscaler.settings import AutoscalerSettings, SettingsError, load_settings
+from autoscaler.settings import AutoscalerSettings
 from autoscaler.user_data import NodeBoot, for_cloud_init, for_local, renderer, toml
+from gateway.wire.settings import ConfigurationError
 from providers.base import Applied, ErrorKind
 from tests.scenario.autoscaler.fleet import Fleet, pool
 
@@ -137,7 +138,7 @@ node = { memory_mb = 100, docker_url = "unix:///x" }
 def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> AutoscalerSettings:
     path = tmp_path / "as.toml"
     path.write_text(text)
-    return load_settings(path, environ or {})
+    return AutoscalerSettings.load(path, environ or {})
 
 
 def test_a_pool_reaches_the_policy_and_its_nodes(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, text: str, why: str) -> None:
-    with pytest.raises(SettingsError, match=why):
+    with pytest.raises(ConfigurationError, match=why):
         load(tmp_path, text)
 
 

@@ -10,7 +10,7 @@ from autoscaler.core.ceilings import ceilings
 from autoscaler.core.misfits import misfits
 from autoscaler.core.model import FleetPolicy, OfferKey, Waiting, WarmFloor
 from autoscaler.core.states import IntentState
-from autoscaler.settings import load_settings
+from autoscaler.settings import AutoscalerSettings
 from tests.unit.autoscaler.test_policy import (
     CAPS,
     GPU,
@@ -98,7 +98,7 @@ def test_the_settings_of_a_pool_reach_the_policy(tmp_path: Path) -> None:
         'gateway_url = "http://g"\ntoken_file = "/t"\n[providers.c]\n[[pools]]\nname = "gpu"\nprovider = "c"\n'
         "gpus = 2\npressure_hold_seconds = 45\n"
     )
-    (pool,) = load_settings(file, {}).policy().pools
+    (pool,) = AutoscalerSettings.load(file, {}).policy().pools
     assert (pool.gpus, pool.pressure_hold_seconds) == (2, 45.0)
 
 

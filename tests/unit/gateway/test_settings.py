@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import SettingsError, load_settings
+from gateway.settings import GatewaySettings
 from gateway.wire import limits
+from gateway.wire.settings import ConfigurationError
 
 
 def test_the_defaults_are_those_of_the_limits() -> None:
-    settings = load_settings(environ={})
+    settings = GatewaySettings.load(environ={})
     assert (settings.host, settings.port) == ("127.0.0.1", 8090)
     assert settings.lost_after == limits.LOST_AFTER
     assert settings.url == "sqlite:////var/lib/sandbox-fleet/gateway/gateway.db"
@@ -17,7 +18,7 @@ def test_the_defaults_are_those_of_the_limits() -> None:
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "g.toml").write_text('port = 1\nhost = "0.0.0.0"\n')
-    settings = load_settings(tmp_path / "g.toml", {"SANDBOXES_GATEWAY_PORT": "2", "PORT": "3"})
+    settings = GatewaySettings.load(tmp_path / "g.toml", {"SANDBOXES_GATEWAY_PORT": "2", "PORT": "3"})
     assert (settings.host, settings.port) == ("0.0.0.0", 2)
 
 
@@ -33,11 +34,11 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, environ: dict[str, str], named: str) -> None:
     (tmp_path / "g.toml").write_text(text)
-    with pytest.raises(SettingsError, match=named) as caught:
-        load_settings(tmp_path / "g.toml", environ)
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        GatewaySettings.load(tmp_path / "g.toml", environ)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"none\.toml"):
-        load_settings(tmp_path / "none.toml", {})
+    with pytest.raises(ConfigurationError, match=r"none\.toml"):
+        GatewaySettings.load(tmp_path / "none.toml", {})

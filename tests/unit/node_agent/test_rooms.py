@@ -20,7 +20,7 @@ from node_agent.host.machine import Machine
 from node_agent.install import images
 from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
 from node_agent.membership.identity import Identity, IdentityFile
-from node_agent.settings import load_settings
+from node_agent.settings import NodeSettings
 from node_agent.startup import StartError, held_root
 from tests.fakes.runtime import FakeRuntime
 
@@ -59,7 +59,7 @@ def machine(root: Path, **given: object) -> Machine:
     (proc / "pressure").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 4096000 kB\nMemAvailable: 1024000 kB\n")
     (proc / "pressure/cpu").write_text("some avg10=2.50 avg60=0 avg300=0 total=0\n")
-    settings = load_settings(None, {}, gateway_url="http://g", root=root, **given)
+    settings = NodeSettings.load(None, {}, gateway_url="http://g", root=root, **given)
     return Machine(settings, gpus=2, proc=proc)
 
 
@@ -170,7 +170,9 @@ def test_an_engine_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
 def test_a_cleanup_needs_the_root_only_and_can_run_twice(tmp_path: Path) -> None:
     root = tmp_path / "node"
     root.mkdir()
-    settings = load_settings(None, {}, gateway_url="http://g", root=root, docker_url="unix:///x", runtimes=("runsc",))
+    settings = NodeSettings.load(
+        None, {}, gateway_url="http://g", root=root, docker_url="unix:///x", runtimes=("runsc",)
+    )
     record_engines(settings)
     again = recorded_settings(root)
     assert (again.docker_url, again.runtimes) == ("unix:///x", ("runsc",))
@@ -182,7 +184,7 @@ def test_a_cleanup_needs_the_root_only_and_can_run_twice(tmp_path: Path) -> None
 
 
 def test_a_cleanup_of_a_living_node_is_refused(tmp_path: Path) -> None:
-    settings = load_settings(None, {}, gateway_url="http://g", root=tmp_path, runtimes=("runsc",))
+    settings = NodeSettings.load(None, {}, gateway_url="http://g", root=tmp_path, runtimes=("runsc",))
     with held_root(tmp_path):
         assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600
     with held_root(tmp_path), pytest.raises(StartError, match="another node agent runs"):

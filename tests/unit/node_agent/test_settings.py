@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.settings import SettingsError, load_settings, tag_of
+from gateway.wire.settings import ConfigurationError
+from node_agent.settings import NodeSettings, tag_of
 
 NEEDED = {"SANDBOXES_NODE_GATEWAY_URL": "http://gateway:8090"}
 
@@ -13,7 +14,7 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path: Path)
     config = tmp_path / "node.toml"
     config.write_text('gateway_url = "http://file"\nport = 1\nslots = 7\n[labels]\npool = "cpu"\n')
     environ = {**NEEDED, "SANDBOXES_NODE_PORT": "2", "SANDBOXES_NODE_RUNTIMES": '["docker"]', "OTHER": "x"}
-    settings = load_settings(config, environ, root=tmp_path / "flag")
+    settings = NodeSettings.load(config, environ, root=tmp_path / "flag")
     assert (settings.gateway_url, settings.port, settings.slots) == ("http://gateway:8090", 2, 7)
     assert (settings.runtimes, settings.labels, settings.root) == (("docker",), {"pool": "cpu"}, tmp_path / "flag")
 
@@ -34,20 +35,20 @@ def test_a_mistake_is_named(tmp_path: Path, content: str, word: str) -> None:
     config = tmp_path / "node.toml"
     config.write_text(content)
     environ = {} if "gateway_url" in content else NEEDED
-    with pytest.raises(SettingsError, match=word):
-        load_settings(config, environ)
+    with pytest.raises(ConfigurationError, match=word):
+        NodeSettings.load(config, environ)
 
 
 def test_a_missing_file_and_a_missing_gateway_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"nowhere\.toml"):
-        load_settings(tmp_path / "nowhere.toml", NEEDED)
-    with pytest.raises(SettingsError, match="gateway_url"):
-        load_settings(None, {})
-    with pytest.raises(SettingsError, match="JSON"):
-        load_settings(None, NEEDED | {"SANDBOXES_NODE_LABELS": "pool=cpu"})
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml"):
+        NodeSettings.load(tmp_path / "nowhere.toml", NEEDED)
+    with pytest.raises(ConfigurationError, match="gateway_url"):
+        NodeSettings.load(None, {})
+    with pytest.raises(ConfigurationError, match="SANDBOXES_NODE_LABELS"):
+        NodeSettings.load(None, NEEDED | {"SANDBOXES_NODE_LABELS": "pool=cpu"})
 
 
 def test_the_tag_follows_from_the_root_alone(tmp_path: Path) -> None:
-    assert tag_of(tmp_path) == load_settings(None, NEEDED, root=tmp_path).tag
+    assert tag_of(tmp_path) == NodeSettings.load(None, NEEDED, root=tmp_path).tag
     assert tag_of(tmp_path) != tag_of(tmp_path / "other")
     assert len(tag_of(tmp_path)) == 8

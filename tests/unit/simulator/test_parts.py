@@ -9,11 +9,11 @@ import pytest
 from autoscaler.core.model import BackOff, BackOffKey, BackOffKind, Intent, Learn, Move, Started
 from autoscaler.core.pools import PoolPolicy
 from autoscaler.core.states import IntentState as S
-from autoscaler.settings import SettingsError
 from autoscaler.store.journal import Journal
 from gateway.core.model import Node
 from gateway.core.placement import NodeRoom, Placed, Wanted, place
 from gateway.wire.resources import Shape
+from gateway.wire.settings import ConfigurationError
 from providers.base import OPERATION_LABEL, POOL_LABEL, Applied, Billing, Create, ErrorKind, ProviderError, Ref
 from providers.testing.fake import EPOCH
 from simulator import settings
@@ -168,5 +168,5 @@ def test_percentiles_are_of_the_nearest_rank() -> None:
 def test_a_configuration_that_cannot_be_played_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(text)
-    with pytest.raises(SettingsError, match=words):
+    with pytest.raises(ConfigurationError, match=words):
         settings.load(path)
