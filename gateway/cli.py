@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
-from gateway.errors import ApiError
+from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
@@ -55,11 +55,11 @@ def run_gateway(
         raise click.UsageError(f"--log-level {log_level}: must be debug, info, warning or error")
     logging.basicConfig(level=level, format=LOG_FORMAT)
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
-    from gateway.main import StartError, run
+    from gateway.main import run
 
     try:
         run(settings)
-    except StartError as error:
+    except GatewayStartError as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -177,9 +177,9 @@ def _settings(config: Path | None, state_dir: Path | None, **given: object) -> G
 
 def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable[T]]") -> T:
     """Return what ``use`` answers over the tokens in the database itself."""
-    from gateway.services.ports import SystemClock
+    from gateway.services.tasks import SystemClock
     from gateway.services.tokens import TokenService
-    from gateway.store.db import Database, StoreError
+    from gateway.store.db import Database
 
     try:
         database = Database.open(settings.url)

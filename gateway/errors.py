@@ -1,4 +1,14 @@
-"""The one exception with which the gateway refuses, and its form on the wire."""
+"""The exceptions of the gateway.
+
+    Exception
+      · ApiError             a request is refused; crosses the wire as `ErrorBody`
+      · GatewayStartError    the gateway cannot start; one sentence that names the cause and the cure
+          · StoreError       its database or another file of its state cannot be used
+
+Within the gateway code decides by `ApiError.code`, never by the sentence. Each border translates once:
+`gateway.store.db` what a database raises, `gateway.node_client` what a node answers, `gateway.http` what the frameworks
+refuse.
+"""
 
 from typing import TypedDict, Unpack
 
@@ -20,10 +30,10 @@ class ErrorDetails(TypedDict, total=False):
 
 
 class ApiError(Exception):
-    """A refusal that the caller is told about.
+    """A request is refused.
 
     Attributes:
-        code: decides the HTTP status and, unless told otherwise, whether the same call may succeed later.
+        code: decides the HTTP status and, unless ``retryable`` is given, whether the same call may succeed later.
         message: one sentence: what happened, to what, and what to do next.
         retryable: as on the wire.
         retry_after: seconds for the ``Retry-After`` header; ``None`` sends none.
@@ -52,16 +62,24 @@ class ApiError(Exception):
         return CODE_RULES[self.code].status
 
     def body(self, request_id: str | None = None) -> ErrorBody:
-        """The answer's body."""
+        """Return the answer's body."""
         return ErrorBody(
             error=self.message, code=self.code, retryable=self.retryable, request_id=request_id, **self.details
         )
 
     @classmethod
     def from_body(cls, body: ErrorBody, retry_after: float | None = None) -> "ApiError":
-        """The same refusal as somebody else told it, e.g. a node."""
+        """Return the error that somebody else, e.g. a node, sent as ``body``."""
         error = cls(body.code, body.error, retryable=body.retryable, retry_after=retry_after)
-        told = body.model_dump(exclude_none=True, include=set(ErrorDetails.__annotations__))
-        for name in told:
+        present = body.model_dump(exclude_none=True, include=set(ErrorDetails.__annotations__))
+        for name in present:
             error.details[name] = getattr(body, name)  # type: ignore[literal-required]
         return error
+
+
+class GatewayStartError(Exception):
+    """The gateway cannot start; one sentence that names the cause and the cure."""
+
+
+class StoreError(GatewayStartError):
+    """The database, the lock or the secret cannot be used; the sentence says which, why, and what to do."""

@@ -1,4 +1,4 @@
-"""Puts a gateway together and serves it: the only place that knows all its parts."""
+"""Put a gateway together and serve it: the only place that knows all its parts."""
 
 import asyncio
 import contextlib
@@ -11,49 +11,42 @@ from typing import Final
 
 import uvloop
 
+from gateway.errors import GatewayStartError
 from gateway.http.app import MAX_REQUESTS, build_app
 from gateway.http.server import Server
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services, build
 from gateway.services.tokens import TokenService
 from gateway.settings import GatewaySettings
-from gateway.store.db import StoreError
 
 _log = logging.getLogger("gateway")
 
 RESERVED_FILES: Final = 512  # descriptors for the database, logs, idle connections and calls that are always let in
 
 
-class StartError(Exception):
-    """The gateway cannot start; one sentence that names the cause and the cure."""
-
-
 def run(settings: GatewaySettings) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT.
 
     Raises:
-        StartError: the port, the state directory, the database or the tokens do not allow it; nothing was started.
+        GatewayStartError: the port, the state directory, the database or the tokens do not allow it; nothing runs.
     """
     allowed = most_requests(_raise_open_files())
     if allowed < MAX_REQUESTS:
         _log.warning("the limit of open files lets in %d requests at once; raise it (ulimit -n) for more", allowed)
     with _listener(settings.host, settings.port) as listener:
         node_client = NodeClient()
-        try:
-            services = build(settings, node_client)
-        except StoreError as error:
-            raise StartError(str(error)) from error
+        services = build(settings, node_client)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(services, node_client, listener, allowed))
 
 
 def most_requests(open_files: int) -> int:
-    """How many requests may be in flight with so many descriptors: one that goes on to a node needs two."""
+    """Return how many requests may be in flight with so many descriptors: one that goes on to a node needs two."""
     return max(1, min(MAX_REQUESTS, (open_files - RESERVED_FILES) // 2))
 
 
 def _raise_open_files() -> int:
-    """Takes all the descriptors that the system allows, up to what is of use; answers how many those are."""
+    """Raise the limit of descriptors as far as is of use and the system allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     useful = 2 * MAX_REQUESTS + RESERVED_FILES
     wanted = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
@@ -65,7 +58,7 @@ def _raise_open_files() -> int:
 
 @contextlib.contextmanager
 def _listener(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket on the gateway's address, bound before anything else is touched; the server listens on it later."""
+    """Bind the gateway's address before anything else is touched; the server listens on the socket later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, because asyncio turns Nagle off only on sockets that say they are TCP; with it, answers wait for 40 ms.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as made:
@@ -73,7 +66,7 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
         try:
             made.bind((host, port))
         except OSError as error:
-            raise StartError(
+            raise GatewayStartError(
                 f"cannot listen on {host} port {port}: {error.strerror or error};"
                 " stop what holds it, or choose another with --port"
             ) from error
@@ -92,13 +85,13 @@ async def _serve(services: Services, node_client: NodeClient, listener: socket.s
 
 
 async def _require_token(tokens: TokenService) -> None:
-    """No token, no start: a gateway that nobody can use helps nobody, and an open one is worse."""
+    """Refuse to start without a token: a gateway that nobody can use helps nobody, and an open one is worse."""
     records = (await tokens.all()).tokens
     now = datetime.now(UTC)
     if not any(
         record.revoked_at is None and (record.expires_at is None or record.expires_at > now) for record in records
     ):
-        raise StartError(
+        raise GatewayStartError(
             "there is no token yet, and without one the gateway does not start;"
             " make the first with: sandboxes token create --name admin --scope operator"
         )

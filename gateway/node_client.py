@@ -18,8 +18,8 @@ import aiohttp
 from pydantic import ValidationError
 from yarl import URL
 
+from gateway.core.model import NodeAddress
 from gateway.errors import ApiError
-from gateway.services.ports import NodeAddress
 from gateway.wire import limits
 from gateway.wire.base import WireModel
 from gateway.wire.errors import ErrorBody, ErrorCode
@@ -159,7 +159,7 @@ class NodeAnswer:
 
 
 class NodeClient:
-    """Calls to nodes; implements `gateway.services.ports.NodeGateway`.  An asynchronous context manager."""
+    """Calls to nodes; implements `gateway.services.controllers.NodeOrders`.  An asynchronous context manager."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None

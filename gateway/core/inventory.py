@@ -1,8 +1,9 @@
-"""What a node's complete inventory means for the rows of its sandboxes."""
+"""Compare a node's complete inventory with the rows of its sandboxes, and decide what follows."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from gateway.core import transitions
 from gateway.core.model import Sandbox
@@ -11,12 +12,12 @@ from gateway.wire.states import ENDED, SandboxState
 
 S = SandboxState
 
-EXPECTED = frozenset({S.RUNNING, S.PAUSED, S.CHECKPOINTED, S.RESTORING})
+EXPECTED: Final = frozenset({S.RUNNING, S.PAUSED, S.CHECKPOINTED, S.RESTORING})
 """States in which the node must have the sandbox."""
 
 
 @dataclass(frozen=True)
-class Update:
+class RowUpdate:
     """The row becomes ``after``, if it still is ``before``."""
 
     before: Sandbox
@@ -24,14 +25,14 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Remove:
+class OrphanRemoval:
     """The node has something that no row owns: it removes this generation and older ones."""
 
     sandbox_id: str
     generation: int
 
 
-Decision = Update | Remove
+Decision = RowUpdate | OrphanRemoval
 
 
 def reconcile(
@@ -41,12 +42,12 @@ def reconcile(
     node_id: str,
     now: datetime,
 ) -> list[Decision]:
-    """Decisions for one heartbeat.
+    """Return the decisions that follow from one heartbeat.
 
     Args:
         rows: every row of this node that is not deleted.
         inventory: everything that the node has.
-        seen: version of each row of this node when its previous heartbeat had been taken in.  A node sends its
+        seen: version of each row of this node when its previous heartbeat had been taken in. A node sends its
             heartbeats one after the other, so a row that has not changed since then is older than this inventory,
             and only for such a row does an absence or another state mean something.
         node_id: the node.
@@ -56,34 +57,43 @@ def reconcile(
     items = {item.sandbox_id: item for item in inventory}
     decisions: list[Decision] = []
     for item in items.values():
-        decision = _of_item(by_id.get(item.sandbox_id), item, seen, now)
+        decision = _for_item(by_id.get(item.sandbox_id), item, seen, now)
         if decision is not None:
             decisions.append(decision)
-    decisions.extend(_missing(by_id.values(), items, seen, node_id, now))
+    decisions.extend(_for_missing(by_id.values(), items, seen, node_id, now))
     return decisions
 
 
-def _of_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Decision | None:
-    remove = Remove(item.sandbox_id, item.generation)
+def versions_after(rows: Iterable[Sandbox], decisions: Iterable[Decision]) -> dict[str, int]:
+    """Return what `reconcile` needs as ``seen`` next time: the versions once ``decisions`` are applied."""
+    versions = {row.id: row.version for row in rows}
+    for decision in decisions:
+        if isinstance(decision, RowUpdate):
+            versions[decision.before.id] = decision.before.version + 1
+    return versions
+
+
+def _for_item(row: Sandbox | None, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Decision | None:
+    remove = OrphanRemoval(item.sandbox_id, item.generation)
     if row is None or row.state is S.LOST or item.generation > row.generation:
         return remove
     if row.state is S.DELETING:
-        return None  # its own driver sees to it
+        return None  # its own controller sees to it
     if item.generation < row.generation:
         # A restart is on its way or was refused, and the node keeps the workspace for it.
         ended = item.state in ENDED and _may_run_on(row)
-        return Update(row, transitions.over(row, item, now)) if ended else None
+        return RowUpdate(row, transitions.old_run_ended(row, item, now)) if ended else None
     if item.operation_id != row.operation_id:
         return remove
     if row.state in ENDED:
         alive = item.state in transitions.UNSETTLED or item.state in EXPECTED
         return remove if alive and seen.get(row.id) == row.version else None
-    after = _moved(row, item, seen, now)
-    return None if after is None else Update(row, after)
+    after = _observed(row, item, seen, now)
+    return None if after is None else RowUpdate(row, after)
 
 
-def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Sandbox | None:
-    """The row after what the engine says, when that is another state than the row's."""
+def _observed(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: datetime) -> Sandbox | None:
+    """Return the row in the state that the engine reports, or ``None`` when the row stays as it is."""
     if row.state is S.CREATING or (row.state is S.RESTORING and item.state is not S.CHECKPOINTED):
         return transitions.settled(row, item, now)
     if item.state in ENDED:
@@ -101,34 +111,20 @@ def _moved(row: Sandbox, item: InventoryItem, seen: Mapping[str, int], now: date
             return None
 
 
-def _missing(
+def _for_missing(
     rows: Iterable[Sandbox], items: Mapping[str, InventoryItem], seen: Mapping[str, int], node_id: str, now: datetime
-) -> Iterator[Update]:
+) -> Iterator[RowUpdate]:
     for row in rows:
         item = items.get(row.id)
-        there = item is not None and item.generation == row.generation
-        if there or seen.get(row.id) != row.version:
+        present = item is not None and item.generation == row.generation
+        if present or seen.get(row.id) != row.version:
             continue
         if row.state in EXPECTED:
-            yield Update(row, transitions.lost(row, f"node {node_id} no longer has it", now))
+            yield RowUpdate(row, transitions.lost(row, f"node {node_id} no longer has it", now))
         elif item is None and _may_run_on(row):
-            yield Update(row, transitions.over(row, None, now))
+            yield RowUpdate(row, transitions.old_run_ended(row, None, now))
 
 
 def _may_run_on(row: Sandbox) -> bool:
-    """Whether an earlier generation may run although the row has failed; see `lifecycle.restart_refused`."""
+    """Return whether an earlier generation may run although the row failed; see `transitions.restart_refused`."""
     return row.state is S.FAILED and row.ended_at is None
-
-
-def with_versions(rows: Iterable[Sandbox], decisions: Iterable[Decision]) -> dict[str, int]:
-    """What `reconcile` needs as ``seen`` next time: the versions once ``decisions`` are applied."""
-    versions = {row.id: row.version for row in rows}
-    for decision in decisions:
-        if isinstance(decision, Update):
-            versions[decision.before.id] = decision.before.version + 1
-    return versions
-
-
-def bumped(sandbox: Sandbox) -> Sandbox:
-    """The value as the store has it after the change was written."""
-    return replace(sandbox, version=sandbox.version + 1)

@@ -1,7 +1,9 @@
-"""Domain values of the gateway: what the decisions are made over."""
+"""Domain values of the gateway: what its decisions are made over."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
+from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
@@ -9,12 +11,26 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 
-NOTHING = Shape()
+NOTHING: Final = Shape()
+NOTHING_HELD: Final = frozenset({SandboxState.PENDING, SandboxState.LOST, SandboxState.DELETED})
+FULLY_HELD: Final = frozenset(
+    {
+        SandboxState.CREATING,
+        SandboxState.RUNNING,
+        SandboxState.PAUSED,
+        SandboxState.RESTORING,
+        SandboxState.FAILED,
+        SandboxState.DELETING,
+    }
+)
+"""States in which all is held while no end is known; a failed one has none after a refused restart only."""
+
+# -- sandboxes --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """One sandbox as the store has it.  ``version`` grows by one with every change of the row."""
+    """One sandbox as the store has it. ``version`` grows by one with every change of the row."""
 
     spec: SandboxSpec
     spec_hash: str
@@ -37,9 +53,9 @@ class Sandbox:
     reason: DeathReason | None = None
     detail: str | None = None
     error: ErrorCode | None = None
-    """What a create of a sandbox that never ran is answered with."""
+    """With which a create of a sandbox that never ran is refused."""
     batch: str | None = None
-    """Of which prepared units it has one, since it was accepted; told by a tombstone too, for the next of its id."""
+    """The prepared units of which it has one, since it was accepted; a tombstone keeps it for the next of its id."""
     exit_code: int | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -68,19 +84,59 @@ class Sandbox:
             return self.granted
         return Shape(disk_mb=self.spec.disk_mb) if self.ever_ran else NOTHING
 
+    def same_operation(self, other: "Sandbox") -> bool:
+        """Return whether both are at the same operation: what was decided for one still holds for the other."""
+        return (self.operation_id, self.state) == (other.operation_id, other.state)
 
-NOTHING_HELD = frozenset({SandboxState.PENDING, SandboxState.LOST, SandboxState.DELETED})
-FULLY_HELD = frozenset(
-    {
-        SandboxState.CREATING,
-        SandboxState.RUNNING,
-        SandboxState.PAUSED,
-        SandboxState.RESTORING,
-        SandboxState.FAILED,
-        SandboxState.DELETING,
-    }
-)
-"""States in which all is held while no end is known; a failed one has none after a refused restart only."""
+
+class PreparedKind(StrEnum):
+    """What is prepared."""
+
+    SANDBOX = "sandbox"
+    BUILDER = "builder"
+
+
+@dataclass(frozen=True)
+class PreparedUnits:
+    """Capacity that was asked for ahead: units of one kind, as the store has them."""
+
+    id: str
+    kind: PreparedKind
+    shape: Shape
+    count: int
+    """Units that nobody has claimed yet."""
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime
+    runtime: RuntimeName | None = None
+    isolation: Isolation = "gvisor"
+    image: str | None = None
+    batch: str = ""
+    """Names these units; asking again under the same id makes others, which nobody has claimed."""
+
+    @property
+    def total(self) -> Shape:
+        """All units together."""
+        return self.shape.times(self.count)
+
+    def is_for(self, spec: SandboxSpec) -> bool:
+        """Return whether a create of ``spec`` takes a unit.
+
+        It does with the same shape and engine, and with the same image where one is named. An engine that either side
+        leaves open is no difference.
+        """
+        engines = {self.runtime, spec.chosen_runtime} - {None}
+        return (
+            self.kind is PreparedKind.SANDBOX
+            and spec.shape.fits(self.shape)
+            and self.shape.fits(spec.shape)
+            and len(engines) <= 1
+            and self.isolation == spec.isolation
+            and self.image in {None, spec.image}
+        )
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -114,7 +170,7 @@ class Node:
 
     @property
     def open_state(self) -> NodeState:
-        """The state of this node while its heartbeats come."""
+        """Its state while its heartbeats come."""
         return NodeState.DRAINING if self.draining or self.agent_draining else NodeState.READY
 
     @property
@@ -133,6 +189,27 @@ class NodeLoad:
     """How many hold something of it."""
     idle_since: datetime | None
     """Since when none does."""
+
+
+@dataclass(frozen=True)
+class NodeAddress:
+    """Where a node is reached, and the bearer that it expects."""
+
+    node_id: str
+    url: str
+    control_token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where one incarnation of a sandbox is served."""
+
+    sandbox_id: str
+    generation: int
+    node: NodeAddress
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""Where a sandbox goes: a pure function over all nodes.
+"""Decide on which node a sandbox goes: pure functions over all nodes.
 
 Best fit: of the nodes with room, the one that would have the smallest share of its resources left; that keeps large
-holes open for large sandboxes.  A node with GPUs takes other work only where no other node has room: what runs there
-holds the dear machine after its GPU work has ended.  Ties go to the smaller node id, so the answer depends on the
+holes open for large sandboxes. A node with GPUs takes other work only where no other node has room: what runs there
+holds the dear machine after its GPU work has ended. Ties go to the smaller node id, so the answer depends on the
 arguments alone.
+
+`place` decides for one sandbox, `PlacementBatch` for many in turn with the same answers.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Final
 
 from gateway.core.model import Node, Sandbox
 from gateway.wire.capacity import PoolCeiling
@@ -17,18 +21,19 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import NodeState
 
-RESOURCES = ("cpus", "memory_mb", "disk_mb", "gpus", "slots")
-LIVE_NODES = frozenset({NodeState.READY, NodeState.DRAINING, NodeState.UNREACHABLE})
-MOST_REASONS = 20
-"""Nodes and pools named in one refusal; how many more there are is told in one sentence."""
+RESOURCES: Final = ("cpus", "memory_mb", "disk_mb", "gpus", "slots")
+LIVE_NODES: Final = frozenset({NodeState.READY, NodeState.DRAINING, NodeState.UNREACHABLE})
+MAX_REASONS: Final = 20
+"""Nodes and pools named in one refusal; a last sentence counts the others."""
+PREFERENCE: Final[tuple[RuntimeName, ...]] = ("runsc", "docker")
+"""Runtimes from the most to the least preferred, where the spec leaves the choice."""
+
 Rank = tuple[bool, float]
 """How well a node fits, the smallest best: whether it has GPUs that nobody asked for, and the share left of it."""
-PREFERENCE: tuple[RuntimeName, ...] = ("runsc", "docker")
-"""Runtimes from the most to the least preferred, where the spec leaves the choice."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Requirements:
     """What one sandbox needs of a node."""
 
     shape: Shape
@@ -37,29 +42,34 @@ class Wanted:
     all_gpus: bool = False
     """Needs every GPU of its node, and at least one."""
     avoid: frozenset[str] = frozenset()
-    """Nodes that refused it since they were last heard of."""
+    """Nodes that refused the sandbox since their last heartbeat."""
+
+    @classmethod
+    def of(cls, sandbox: Sandbox, avoid: frozenset[str] = frozenset()) -> "Requirements":
+        """Return the requirements of ``sandbox``."""
+        spec = sandbox.spec
+        return cls(spec.shape, spec.chosen_runtime, spec.isolation, spec.gpus == "all", avoid)
+
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether only a node with GPUs will do."""
+        return self.all_gpus or self.shape.gpus > 0
 
     @cached_property
-    def need(self) -> tuple[float, ...]:
-        """The shape as plain numbers."""
+    def amounts(self) -> tuple[float, ...]:
+        """The shape as plain numbers, in the order of `RESOURCES`."""
         return tuple(getattr(self.shape, name) for name in RESOURCES)
 
     @cached_property
     def key(self) -> str:
-        """The same text for all that need the same, whatever refused them."""
-        amounts = "/".join(f"{amount:.12g}" for amount in self.need)
+        """One text for all sandboxes with equal requirements, whichever nodes refused them."""
+        amounts = "/".join(f"{amount:.12g}" for amount in self.amounts)
         return f"{amounts}/{self.runtime or 'any'}/{self.isolation}{'/all' if self.all_gpus else ''}"
-
-    @classmethod
-    def of(cls, sandbox: Sandbox, avoid: frozenset[str] = frozenset()) -> "Wanted":
-        """What this sandbox needs."""
-        spec = sandbox.spec
-        return cls(spec.shape, spec.chosen_runtime, spec.isolation, spec.gpus == "all", avoid)
 
 
 @dataclass(frozen=True)
 class NodeRoom:
-    """A node and what is taken of it."""
+    """A node and what is reserved of it."""
 
     node: Node
     reserved: Shape
@@ -78,7 +88,7 @@ class NodeRoom:
 
 @dataclass(frozen=True)
 class Placed:
-    """It goes to this node, under this runtime, and takes this many of its GPUs."""
+    """The sandbox goes to this node, under this runtime, and takes this many of its GPUs."""
 
     node_id: str
     runtime: RuntimeName
@@ -87,14 +97,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """It has to wait.  One sentence a node, the first `MOST_REASONS`; empty when there is no node."""
+    """The sandbox has to wait. One sentence a node, `MAX_REASONS` at most; empty when there is no node."""
 
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NeverFits:
-    """No live node and no pool could ever hold it.  ``maximum`` is the total of the one that comes closest."""
+    """No live node and no pool could ever hold the sandbox. ``maximum`` is the total of the one that comes closest."""
 
     reasons: tuple[str, ...]
     maximum: Shape
@@ -103,139 +113,218 @@ class NeverFits:
 Placement = Placed | NoRoom | NeverFits
 
 
-def place(wanted: Wanted, nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeiling] = ()) -> Placement:
-    """The node for ``wanted``, or why there is none.
+def place(needs: Requirements, nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeiling] = ()) -> Placement:
+    """Return the node for ``needs``, or why there is none.
 
-    A shape never fits when it is above the total of every live node and above every pool's ceiling.  While neither
+    A shape never fits when it is above the total of every live node and above every pool's ceiling. While neither
     nodes nor ceilings are known it has to wait, since nothing is known about what could be had.
     """
-    rooms = eligible(nodes)
+    rooms = _eligible(nodes)
     # `min` takes the first of equals, and rooms are sorted by id.
-    fitting = [(rank, room) for room in rooms if (rank := fit(wanted, room)) is not None]
-    if fitting:
-        return placed_on(wanted, min(fitting, key=lambda pair: pair[0])[1].node)
-    reasons = (f"node {room.node.id}: {_refusal(wanted, room) or _too_little(wanted, room)}" for room in rooms)
-    return _never(wanted, rooms, ceilings) or NoRoom(_first(reasons, len(rooms), "nodes"))
+    fitting = [(rank, room) for room in rooms if (rank := fit(needs, room)) is not None]
+    if not fitting:
+        return _refuse(needs, rooms, ceilings)
+    return _placed_on(needs, min(fitting, key=lambda pair: pair[0])[1].node)
 
 
-def eligible(nodes: Iterable[NodeRoom]) -> list[NodeRoom]:
-    """Those where sandboxes are ever placed, by id."""
-    return sorted((room for room in nodes if _counts(room.node)), key=lambda room: room.node.id)
+@dataclass
+class _Ranking:
+    """Nodes by how well they fit one kind of requirements, best on top; entries of nodes that changed may be stale."""
+
+    heap: list[tuple[Rank, int]]
+    changes: int
+    """How many changes of rooms it has taken in."""
 
 
-def fit(wanted: Wanted, room: NodeRoom) -> Rank | None:
-    """How well it would fit there; ``None`` when it cannot go there now."""
-    left = _left(wanted.need, room)
-    if left is None or _refusal(wanted, room) is not None:
+class PlacementBatch:
+    """Places many sandboxes one after the other, each with what the ones before it left.
+
+    Equal requirements share one ranking of the nodes. It is made once, and after each placement only the node that was
+    taken from is ranked anew; so the work grows with what is placed and with the kinds of requirements, not with all
+    that wait.
+    """
+
+    def __init__(self, nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeiling] = ()) -> None:
+        self._rooms = _eligible(nodes)
+        self._ceilings = ceilings
+        self._changes: list[int] = []
+        self._rankings: dict[Requirements, _Ranking] = {}
+        self._refused: dict[Requirements, Placement] = {}
+
+    def judge(self, needs: Requirements) -> Placement:
+        """Return where a sandbox would go now, without taking the room."""
+        refused = self._refused.get(needs)
+        if refused is not None:
+            return refused
+        best = self._best(needs)
+        if best is not None:
+            return _placed_on(needs, self._rooms[best].node)
+        # Room only shrinks on the way, so the refusal holds for all with equal requirements.
+        self._refused[needs] = answer = _refuse(needs, self._rooms, self._ceilings)
+        return answer
+
+    def place(self, needs: Requirements) -> Placement:
+        """Return where a sandbox goes, and take its room."""
+        answer = self.judge(needs)
+        if isinstance(answer, Placed):
+            best = self._best(needs)
+            assert best is not None  # noqa: S101 - narrows for the type checker; it was just found
+            room = self._rooms[best]
+            taken = needs.shape.model_copy(update={"gpus": answer.gpus})
+            self._rooms[best] = NodeRoom(room.node, room.reserved + taken)
+            self._changes.append(best)
+        return answer
+
+    def _best(self, needs: Requirements) -> int | None:
+        """Return the index of the best fit; of equals the first, and rooms are sorted by id."""
+        ranking = self._rankings.get(needs)
+        if ranking is None:
+            ranking = self._rankings[needs] = _Ranking([], len(self._changes))
+            self._rank(needs, ranking, range(len(self._rooms)))
+        self._rank(needs, ranking, self._changes[ranking.changes :])
+        ranking.changes = len(self._changes)
+        while ranking.heap:
+            rank, index = ranking.heap[0]
+            if fit(needs, self._rooms[index]) == rank:
+                return index
+            heapq.heappop(ranking.heap)
         return None
-    return (room.node.total.gpus > 0 and not _wants_gpus(wanted), left)
+
+    def _rank(self, needs: Requirements, ranking: _Ranking, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            rank = fit(needs, self._rooms[index])
+            if rank is not None:
+                heapq.heappush(ranking.heap, (rank, index))
 
 
-def placed_on(wanted: Wanted, node: Node) -> Placed:
-    """The answer once this node was found to fit."""
-    runtime = runtime_for(wanted, node)
-    assert runtime is not None  # noqa: S101 - narrows for the type checker; `fit` has looked
-    return Placed(node.id, runtime, node.total.gpus if wanted.all_gpus else wanted.shape.gpus)
+def place_all(
+    waiting: Iterable[tuple[str, Requirements]], nodes: Iterable[NodeRoom], ceilings: Sequence[PoolCeiling] = ()
+) -> dict[str, Placement]:
+    """Place sandboxes, given as id and requirements, in their order; return the answers by id."""
+    batch = PlacementBatch(nodes, ceilings)
+    return {sandbox_id: batch.place(needs) for sandbox_id, needs in waiting}
 
 
-def _first(reasons: Iterable[str], count: int, of_what: str) -> tuple[str, ...]:
-    told = tuple(islice(reasons, MOST_REASONS))
-    return told if count <= MOST_REASONS else (*told, f"and {count - MOST_REASONS} more {of_what}")
+# -- does it fit ------------------------------------------------------------------------------------------------------
 
 
-def _counts(node: Node) -> bool:
-    """Whether sandboxes are ever placed there."""
-    return node.state in LIVE_NODES and node.hosts_sandboxes
+def fit(needs: Requirements, room: NodeRoom) -> Rank | None:
+    """Return how well the sandbox would fit there, or ``None`` when it cannot go there now."""
+    left = _left(needs.amounts, room)
+    if left is None or _unavailable(needs, room) is not None:
+        return None
+    return (room.node.total.gpus > 0 and not needs.wants_gpus, left)
 
 
-def runtime_for(wanted: Wanted, node: Node) -> RuntimeName | None:
-    """The preferred runtime of ``node`` that can hold ``wanted``."""
-    gpus = _wants_gpus(wanted)
+def runtime_for(needs: Requirements, node: Node) -> RuntimeName | None:
+    """Return the preferred runtime of ``node`` that meets ``needs``."""
     for name in PREFERENCE:
-        if wanted.runtime in {None, name}:
+        if needs.runtime in {None, name}:
             for report in node.runtimes:
-                if report.name == name and wanted.isolation in report.isolations and (report.gpus or not gpus):
+                able = report.gpus or not needs.wants_gpus
+                if report.name == name and needs.isolation in report.isolations and able:
                     return name
     return None
 
 
-def _wants_gpus(wanted: Wanted) -> bool:
-    return wanted.all_gpus or wanted.shape.gpus > 0
+def _eligible(nodes: Iterable[NodeRoom]) -> list[NodeRoom]:
+    """Return the nodes on which sandboxes are ever placed, by id."""
+    hosts = (room for room in nodes if room.node.state in LIVE_NODES and room.node.hosts_sandboxes)
+    return sorted(hosts, key=lambda room: room.node.id)
 
 
-def _refusal(wanted: Wanted, room: NodeRoom) -> str | None:
-    """Why this node is out of the question now, apart from what it has free; ``None`` when it is not."""
+def _placed_on(needs: Requirements, node: Node) -> Placed:
+    runtime = runtime_for(needs, node)
+    assert runtime is not None  # noqa: S101 - narrows for the type checker; `fit` has looked
+    return Placed(node.id, runtime, node.total.gpus if needs.all_gpus else needs.shape.gpus)
+
+
+def _left(needed: Sequence[float], room: NodeRoom) -> float | None:
+    """Return the sum over the node's resources of the share that would be left, the smallest being the best fit.
+
+    ``None`` when there is too little of one. Agrees with `Shape.shortfalls`, its tolerance included.
+    """
+    share = 0.0
+    for amount, (free, total) in zip(needed, room.amounts, strict=True):
+        if amount > free + 1e-6:
+            return None
+        if total:
+            share += (free - amount) / total
+    return share
+
+
+def _unavailable(needs: Requirements, room: NodeRoom) -> str | None:
+    """Return why this node is out of the question now, apart from what it has free; ``None`` when it is not."""
     node = room.node
     if node.state is not NodeState.READY:
         return f"is {node.state}"
     if node.heartbeat_at is None:
         return "has not reported yet"
-    if node.id in wanted.avoid:
+    if node.id in needs.avoid:
         return "refused it just now"
-    if runtime_for(wanted, node) is None:
-        return f"has no {wanted.runtime or 'runtime'} with isolation {wanted.isolation}" + (
-            " and GPUs" if _wants_gpus(wanted) else ""
+    if runtime_for(needs, node) is None:
+        return f"has no {needs.runtime or 'runtime'} with isolation {needs.isolation}" + (
+            " and GPUs" if needs.wants_gpus else ""
         )
-    if wanted.all_gpus and room.reserved.gpus:
+    if needs.all_gpus and room.reserved.gpus:
         return "has GPUs in use, and all of them are asked for"
     return None
 
 
-def _too_little(wanted: Wanted, room: NodeRoom) -> str:
-    return "has too little free: " + _compare(wanted.shape.shortfalls(room.free), wanted.shape, room.free)
+# -- why it does not --------------------------------------------------------------------------------------------------
 
 
-def _left(need: Sequence[float], room: NodeRoom) -> float | None:
-    """Sum over the node's resources of the share that would be left, the smallest being the best fit.
-
-    ``None`` when there is too little of one.  Equal to `Shape.shortfalls`, its tolerance included.
-    """
-    share = 0.0
-    for wanted, (free, total) in zip(need, room.amounts, strict=True):
-        if wanted > free + 1e-6:
-            return None
-        if total:
-            share += (free - wanted) / total
-    return share
+def _refuse(needs: Requirements, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> NoRoom | NeverFits:
+    """Return why ``needs`` fits none of ``rooms``."""
+    reasons = (f"node {room.node.id}: {_unavailable(needs, room) or _too_little(needs, room)}" for room in rooms)
+    return _never(needs, rooms, ceilings) or NoRoom(_limited(reasons, len(rooms), "nodes"))
 
 
-def _never(wanted: Wanted, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> NeverFits | None:
-    """Why it can never fit; ``None`` when it may one day."""
+def _never(needs: Requirements, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> NeverFits | None:
+    """Return why ``needs`` can never fit, or ``None`` when it may one day."""
     growing = [ceiling for ceiling in ceilings if ceiling.max_nodes > 0]
     if not rooms and not growing:
         return None
     reasons: list[str] = []
     for room in rooms:
-        short = wanted.shape.shortfalls(room.node.total)
-        if not short and runtime_for(wanted, room.node):
+        short = needs.shape.shortfalls(room.node.total)
+        if not short and runtime_for(needs, room.node):
             return None
-        reasons.append(f"node {room.node.id}: " + _why_never(wanted, short, room.node.total))
+        reasons.append(f"node {room.node.id}: " + _why_never(needs, short, room.node.total))
     for ceiling in growing:
-        short = wanted.shape.shortfalls(ceiling.shape)
-        if not short and _pool_runs(wanted, ceiling):
+        short = needs.shape.shortfalls(ceiling.shape)
+        if not short and _pool_runs(needs, ceiling):
             return None
-        reasons.append(f"pool {ceiling.pool}: " + _why_never(wanted, short, ceiling.shape))
+        reasons.append(f"pool {ceiling.pool}: " + _why_never(needs, short, ceiling.shape))
     totals = [room.node.total for room in rooms] + [ceiling.shape for ceiling in growing]
-    return NeverFits(
-        _first(reasons, len(reasons), "nodes and pools"), min(totals, key=lambda total: _distance(wanted.shape, total))
-    )
+    closest = min(totals, key=lambda total: _distance(needs.shape, total))
+    return NeverFits(_limited(reasons, len(reasons), "nodes and pools"), closest)
 
 
-def _pool_runs(wanted: Wanted, ceiling: PoolCeiling) -> bool:
-    needed = wanted.runtime or ("docker" if _wants_gpus(wanted) else None)
-    return wanted.isolation in ceiling.isolations and (needed is None or needed in ceiling.runtimes)
+def _pool_runs(needs: Requirements, ceiling: PoolCeiling) -> bool:
+    runtime = needs.runtime or ("docker" if needs.wants_gpus else None)
+    return needs.isolation in ceiling.isolations and (runtime is None or runtime in ceiling.runtimes)
 
 
-def _why_never(wanted: Wanted, short: list[str], total: Shape) -> str:
+def _too_little(needs: Requirements, room: NodeRoom) -> str:
+    return "has too little free: " + _compare(needs.shape.shortfalls(room.free), needs.shape, room.free)
+
+
+def _why_never(needs: Requirements, short: list[str], total: Shape) -> str:
     if short:
-        return "is too small: " + _compare(short, wanted.shape, total)
-    return f"does not run {wanted.runtime or 'sandboxes'} with isolation {wanted.isolation}"
+        return "is too small: " + _compare(short, needs.shape, total)
+    return f"does not run {needs.runtime or 'sandboxes'} with isolation {needs.isolation}"
 
 
-def _compare(names: list[str], wanted: Shape, there: Shape) -> str:
+def _limited(reasons: Iterable[str], count: int, of_what: str) -> tuple[str, ...]:
+    first = tuple(islice(reasons, MAX_REASONS))
+    return first if count <= MAX_REASONS else (*first, f"and {count - MAX_REASONS} more {of_what}")
+
+
+def _compare(names: list[str], needed: Shape, there: Shape) -> str:
     # Twelve digits: MiB stay whole numbers, and the rounding error of added cores stays out.
-    return ", ".join(f"{name} {getattr(there, name):.12g} of {getattr(wanted, name):.12g}" for name in names)
+    return ", ".join(f"{name} {getattr(there, name):.12g} of {getattr(needed, name):.12g}" for name in names)
 
 
-def _distance(wanted: Shape, total: Shape) -> tuple[int, float, float, float]:
-    return (len(wanted.shortfalls(total)), -total.gpus, -total.memory_mb, -total.cpus)
+def _distance(needed: Shape, total: Shape) -> tuple[int, float, float, float]:
+    return (len(needed.shortfalls(total)), -total.gpus, -total.memory_mb, -total.cpus)

@@ -1,7 +1,32 @@
-"""What becomes of a sandbox when something happens to it.
+"""Decide what becomes of a sandbox when something happens to it.
 
-Every function takes the sandbox as it is and gives the sandbox as it will be; each change of state goes through
-`gateway.wire.states.SANDBOX_TRANSITIONS`.
+Theory of operation
+-------------------
+
+A sandbox is one row, and its state is the row's ``state``. `gateway.wire.states.SANDBOX_TRANSITIONS` lists which state
+may follow which; this module holds the events that cause a change. Every function takes the sandbox as it is and
+returns the sandbox as it will be, so an event costs no clock, socket or database to test. All of them go through
+`_moved`, which asks the table: a change that is not listed there raises instead of being written.
+
+Three ideas keep a row true while several parties work on it:
+
+* An *operation* (``operation_id``) is one attempt to bring the sandbox to another state. Whoever carries it out writes
+  its result only while the row is still at that operation and state (`Sandbox.same_operation`). So a late result of an
+  operation that was overtaken, e.g. by a delete, changes nothing.
+* A *generation* counts incarnations. It grows when a sandbox goes back to waiting (`requeued`), restarts (`restarted`)
+  or its id is used again (`accepted` over a tombstone). Nodes refuse orders for a generation older than what they have,
+  and remove an older one when a newer is ordered; so whatever the old order may still do is fenced off.
+* Some states are *unsettled* (`UNSETTLED`): somebody in the gateway must move the sandbox on. A pending one is the
+  scheduler's, one that is created or deleted is its controller's, one that is restored the next heartbeat's. The others
+  change by an event from outside: a call of the client, a deadline, or what a node reports.
+
+An order to a node ends in one of four ways (`OrderOutcome`), by the code of the node's error alone: the outcome is
+unknown and the same order is repeated; the node refused and another one is asked; the node has a newer generation; or
+the sandbox can run nowhere and fails. The same code decides the reason of death (`DEATHS`), and what a create is
+answered with when only the inventory tells of the death (`START_FAILURES`). These three tables are all the translation
+there is.
+
+The first cause of death stays: a delete of a dead sandbox keeps its reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +44,14 @@ from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, SandboxState, 
 
 S = SandboxState
 Decide = Callable[[Sandbox], Sandbox | None]
-"""What becomes of a sandbox; ``None`` leaves it as it is."""
+"""Returns what becomes of a sandbox; ``None`` leaves it as it is."""
 
 UNSETTLED: Final = frozenset({S.PENDING, S.CREATING, S.RESTORING, S.DELETING})
 """States that somebody in the gateway has to move on."""
 
 
-class Outcome(Enum):
-    """What an order's error says about the sandbox."""
+class OrderOutcome(Enum):
+    """What an order that was answered with an error has come to."""
 
     UNKNOWN = "unknown"  # the same order again, to the same node
     REFUSED = "refused"  # nothing was done: another node
@@ -34,14 +59,14 @@ class Outcome(Enum):
     FINAL = "final"  # it cannot run, here or elsewhere
 
 
-OUTCOMES: Final[Mapping[ErrorCode, Outcome]] = {
-    ErrorCode.NODE_REFUSED: Outcome.REFUSED,
-    ErrorCode.CONFLICT: Outcome.FENCED,
+OUTCOMES: Final[Mapping[ErrorCode, OrderOutcome]] = {
+    ErrorCode.NODE_REFUSED: OrderOutcome.REFUSED,
+    ErrorCode.CONFLICT: OrderOutcome.FENCED,
     # The node does not take our control token: it is of another life, and its next heartbeat or registration mends it.
-    ErrorCode.UNAUTHORIZED: Outcome.UNKNOWN,
-    ErrorCode.FORBIDDEN: Outcome.UNKNOWN,
+    ErrorCode.UNAUTHORIZED: OrderOutcome.UNKNOWN,
+    ErrorCode.FORBIDDEN: OrderOutcome.UNKNOWN,
     # The agent broke, which says nothing about the sandbox.
-    ErrorCode.INTERNAL: Outcome.UNKNOWN,
+    ErrorCode.INTERNAL: OrderOutcome.UNKNOWN,
 }
 
 DEATHS: Final[Mapping[ErrorCode, DeathReason]] = {
@@ -57,19 +82,19 @@ START_FAILURES: Final[Mapping[DeathReason | None, ErrorCode]] = {
     DeathReason.START_ERROR: ErrorCode.START_ERROR,
     DeathReason.DISK_FULL: ErrorCode.DISK_FULL,
 }
-"""What a create is answered with when its node reports that the sandbox died of this before it ran."""
+"""Error of a create whose node reports that the sandbox died of this before it ran."""
 
 UNPLACED_ERRORS: Final = frozenset({ErrorCode.NO_ROOM, ErrorCode.NEVER_FITS})
 """Failures that say nothing about the sandbox itself: a later create starts afresh."""
 
 
-def outcome_of(code: ErrorCode) -> Outcome:
-    """What to make of an order that was answered with ``code``."""
-    return OUTCOMES.get(code, Outcome.UNKNOWN if CODE_RULES[code].retryable else Outcome.FINAL)
+def outcome_of(code: ErrorCode) -> OrderOutcome:
+    """Return what an order has come to that was answered with ``code``."""
+    return OUTCOMES.get(code, OrderOutcome.UNKNOWN if CODE_RULES[code].retryable else OrderOutcome.FINAL)
 
 
 def accepted(spec: SandboxSpec, spec_hash: str, operation_id: str, now: datetime, generation: int = 1) -> Sandbox:
-    """A new sandbox that waits for room.  Its ttl counts from here."""
+    """Return a new sandbox that waits for room. Its ttl counts from here."""
     return Sandbox(
         spec=spec,
         spec_hash=spec_hash,
@@ -85,14 +110,14 @@ def accepted(spec: SandboxSpec, spec_hash: str, operation_id: str, now: datetime
 
 
 def placed(sandbox: Sandbox, where: Placed, now: datetime) -> Sandbox:
-    """A node was chosen."""
+    """Return the sandbox after a node was chosen for it."""
     return replace(
         _moved(sandbox, S.CREATING, now), node_id=where.node_id, runtime=where.runtime, granted_gpus=where.gpus
     )
 
 
 def running(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
-    """Its node has it running."""
+    """Return the sandbox after its node reported that it runs."""
     return replace(
         _moved(sandbox, S.RUNNING, now),
         active_at=now,
@@ -104,7 +129,7 @@ def running(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
 
 
 def settled(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox | None:
-    """The sandbox after its node told of a state in which it can stay; ``None`` when that says nothing new."""
+    """Return the sandbox after its node reported a state in which it can stay; ``None`` for any other state."""
     if item.state in {S.EXITED, S.FAILED}:
         return ended(sandbox, item, now)
     if item.state is S.RUNNING:
@@ -113,7 +138,7 @@ def settled(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox | N
 
 
 def ended(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
-    """Its first process is no more."""
+    """Return the sandbox after its first process ended."""
     by_itself = item.state is S.EXITED and S.EXITED in SANDBOX_TRANSITIONS[sandbox.state]
     state = S.EXITED if by_itself else S.FAILED
     after = replace(
@@ -132,7 +157,7 @@ def ended(sandbox: Sandbox, item: InventoryItem, now: datetime) -> Sandbox:
 
 
 def failed(sandbox: Sandbox, code: ErrorCode, message: str, now: datetime) -> Sandbox:
-    """It cannot be brought up."""
+    """Return the sandbox after it turned out that it cannot be brought up."""
     return replace(
         _moved(_without_unused_unit(sandbox), S.FAILED, now),
         reason=DEATHS.get(code, DeathReason.START_ERROR),
@@ -143,21 +168,21 @@ def failed(sandbox: Sandbox, code: ErrorCode, message: str, now: datetime) -> Sa
 
 
 def restart_refused(sandbox: Sandbox, message: str, now: datetime) -> Sandbox:
-    """Its node, the only one with its workspace, has no room for it; it may be restarted again.
+    """Return the sandbox after its node, the only one with its workspace, refused to restart it.
 
-    What ran before may run on there, and counts until the node tells of its end.
+    It may be restarted again. What ran before may run on there, and counts until the node reports its end.
     """
     after = failed(sandbox, ErrorCode.NO_ROOM, f"{message}; restart it again later, its workspace is kept", now)
     return replace(after, ended_at=None)
 
 
-def over(sandbox: Sandbox, item: InventoryItem | None, now: datetime) -> Sandbox:
-    """What ran before a refused restart has ended on its node."""
+def old_run_ended(sandbox: Sandbox, item: InventoryItem | None, now: datetime) -> Sandbox:
+    """Return the sandbox after what ran before a refused restart has ended on its node."""
     return replace(sandbox, ended_at=item.ended_at if item is not None and item.ended_at is not None else now)
 
 
 def requeued(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
-    """Back to waiting, as a new generation: whatever the old order may still do is fenced off."""
+    """Return the sandbox to waiting, as a new generation: whatever the old order may still do is fenced off."""
     return replace(
         _moved(sandbox, S.PENDING, now),
         generation=sandbox.generation + 1,
@@ -169,7 +194,7 @@ def requeued(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
 
 
 def restarted(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
-    """The next generation, on the same node."""
+    """Return the next generation of the sandbox, on the same node."""
     return replace(
         _moved(sandbox, S.CREATING, now),
         generation=sandbox.generation + 1,
@@ -184,22 +209,22 @@ def restarted(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
 
 
 def paused(sandbox: Sandbox, now: datetime) -> Sandbox:
-    """Its processes are frozen."""
+    """Return the sandbox after its processes were frozen."""
     return _moved(sandbox, S.PAUSED, now)
 
 
 def checkpointed(sandbox: Sandbox, now: datetime) -> Sandbox:
-    """Its processes are on disk."""
+    """Return the sandbox after its processes were written to disk."""
     return _moved(sandbox, S.CHECKPOINTED, now)
 
 
 def resumed(sandbox: Sandbox, now: datetime) -> Sandbox:
-    """They go on."""
+    """Return the sandbox after its processes were thawed."""
     return replace(_moved(sandbox, S.RUNNING, now), active_at=now)
 
 
 def lost(sandbox: Sandbox, detail: str, now: datetime) -> Sandbox:
-    """Its node is gone, or no longer has it."""
+    """Return the sandbox after its node went, or reported that it no longer has it."""
     return replace(
         _moved(sandbox, S.LOST, now),
         reason=DeathReason.NODE_LOST,
@@ -209,7 +234,7 @@ def lost(sandbox: Sandbox, detail: str, now: datetime) -> Sandbox:
 
 
 def without_node(sandbox: Sandbox, operation_id: str, detail: str, now: datetime) -> Sandbox | None:
-    """What becomes of a sandbox whose node is given up; ``None`` when nothing does."""
+    """Return what becomes of a sandbox whose node is given up; ``None`` when it stays as it is."""
     if sandbox.state is S.DELETING:
         return deleted(sandbox, now)
     if sandbox.state is S.CREATING and not sandbox.ever_ran:
@@ -223,7 +248,7 @@ def without_node(sandbox: Sandbox, operation_id: str, detail: str, now: datetime
 
 
 def deleting(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox:
-    """On its way out, or out at once when no node has anything of it.  The first cause of death stays."""
+    """Return the sandbox on its way out, or deleted at once when no node has anything of it."""
     # A lost one's node, should it come back, removes what no row owns.
     on_node = sandbox.node_id is not None and sandbox.state is not S.LOST
     way_out = S.DELETING if on_node or S.DELETED not in SANDBOX_TRANSITIONS[sandbox.state] else S.DELETED
@@ -234,23 +259,23 @@ def deleting(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox:
 
 
 def unless_leaving(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox | None:
-    """As `deleting`; ``None`` when it is on its way out already."""
+    """Return the sandbox as `deleting` does; ``None`` when it is on its way out already."""
     return None if sandbox.state in {S.DELETING, S.DELETED} else deleting(sandbox, reason, now)
 
 
 def starts_afresh(sandbox: Sandbox) -> bool:
-    """Whether a create of this id begins anew: it is deleted, or never ran for want of room alone."""
+    """Return whether a create of this id begins anew: it is deleted, or never ran for want of room alone."""
     unplaced = sandbox.state is S.FAILED and sandbox.error in UNPLACED_ERRORS
     return sandbox.state is S.DELETED or (unplaced and not sandbox.ever_ran)
 
 
 def deleted(sandbox: Sandbox, now: datetime) -> Sandbox:
-    """Nothing of it is left but this row."""
+    """Return the tombstone: nothing of the sandbox is left but this row."""
     return replace(_moved(_without_unused_unit(sandbox), S.DELETED, now), ended_at=sandbox.ended_at or now)
 
 
 def _without_unused_unit(sandbox: Sandbox) -> Sandbox:
-    """One that ends without having run lets go of its prepared unit; the store puts the unit back."""
+    """Release the prepared unit of a sandbox that ends without having run; the store puts it back."""
     return sandbox if sandbox.ever_ran else replace(sandbox, batch=None)
 
 

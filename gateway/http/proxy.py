@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.core.model import NodeAddress
 from gateway.errors import ApiError
 from gateway.http.middleware import REQUEST_ID_HEADER, StreamBrokenError
 from gateway.http.responses import request_id_of
 from gateway.node_client import NodeAnswer, NodeCall, NodeClient
-from gateway.services.ports import NodeAddress
 
 T = TypeVar("T")
 

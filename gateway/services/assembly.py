@@ -9,27 +9,22 @@ from typing import IO, Self
 from sqlmodel import Session
 
 from gateway.core.model import Node, Sandbox
-from gateway.core.node_health import Patience
+from gateway.core.node_health import HeartbeatLimits
 from gateway.core.transitions import UNSETTLED
 from gateway.errors import ApiError
-from gateway.services.activity import Activity
 from gateway.services.bundle import BundleService
-from gateway.services.capacity import CapacityService
-from gateway.services.controllers import Drivers, Rim
-from gateway.services.directory import Directory
-from gateway.services.expiry import Expiry
-from gateway.services.node_credentials import lock_state, node_secret
-from gateway.services.node_monitor import Silence
+from gateway.services.capacity import CapacityService, PreparedService
+from gateway.services.controllers import Controllers, NodeOrders, ServiceContext
+from gateway.services.expiry import Activity, Expiry
+from gateway.services.node_credentials import NodeDirectory, lock_state, node_secret
+from gateway.services.node_monitor import NodeMonitor
 from gateway.services.nodes import NodeService
-from gateway.services.peers import Neighbours
-from gateway.services.ports import Clock, NewId, NodeGateway, SystemClock
-from gateway.services.prepared import PreparedService
-from gateway.services.route_cache import KnownRoutes
+from gateway.services.route_cache import RouteCache
 from gateway.services.sandboxes import SandboxService
-from gateway.services.scheduler import Dispatcher
-from gateway.services.tasks import Background
+from gateway.services.scheduler import Scheduler
+from gateway.services.tasks import AsyncClock, Background, NewId, SystemClock
 from gateway.services.tokens import TokenService
-from gateway.services.unit_of_work import Ledger
+from gateway.services.unit_of_work import Peers, UnitOfWork
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
 from gateway.store.db import Database
@@ -44,17 +39,17 @@ def random_id() -> str:
 
 
 @dataclass(frozen=True)
-class Works:
+class Internals:
     """What runs behind the services."""
 
     db: Database
     lock: IO[str]
-    rim: Rim
-    drivers: Drivers
+    context: ServiceContext
+    controllers: Controllers
     expiry: Expiry
-    silence: Silence
+    node_monitor: NodeMonitor
     activity: Activity
-    neighbours: Neighbours
+    peers: Peers
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Services:
     prepared: PreparedService
     tokens: TokenService
     bundle: BundleService
-    works: Works
+    internals: Internals
 
     async def ready(self) -> None:
         """Returns when the store answers.
@@ -75,44 +70,40 @@ class Services:
         Raises:
             ApiError: ``BUSY`` or ``DISK_FULL``.
         """
-        await self.works.db.read(lambda session: tokens.get(session, ""))
+        await self.internals.db.read(lambda session: tokens.get(session, ""))
 
     async def __aenter__(self) -> Self:
-        """Starts: unsettled sandboxes get their drivers again, nodes their full grace period."""
-        works, rim = self.works, self.works.rim
-        for reacts in (rim.routes, rim.dispatcher, works.drivers, works.expiry):
-            rim.ledger.listen(reacts.on_change)
-        for hears in (rim.routes.on_change, rim.dispatcher.on_change):
-            rim.ledger.listen_to_others(hears)
-        for follows in (works.drivers, works.expiry):
-            rim.ledger.listen_to_others(follows.on_others_change)
-        known_nodes, known_sandboxes = await works.db.read(_unfinished)
+        """Starts: unsettled sandboxes get their controllers again, nodes their full grace period."""
+        internals, context = self.internals, self.internals.context
+        for reacts in (context.routes, context.scheduler, internals.controllers, internals.expiry):
+            context.uow.listen(reacts.on_change)
+        for hears in (context.routes.on_change, context.scheduler.on_change):
+            context.uow.listen_to_others(hears)
+        for follows in (internals.controllers, internals.expiry):
+            context.uow.listen_to_others(follows.on_others_change)
+        known_nodes, known_sandboxes = await internals.db.read(_unfinished)
         for node in known_nodes:
-            works.silence.heard(node)
+            internals.node_monitor.heard(node)
         for sandbox in known_sandboxes:
-            rim.ledger.publish(sandbox)
+            context.uow.publish(sandbox)
         # Only what changes from now on is activity; the rows say when the others were last used.
-        rim.ledger.listen(works.activity.on_change)
+        context.uow.listen(internals.activity.on_change)
         for name, loop in {
-            "dispatcher": rim.dispatcher.run,
-            "expiry": works.expiry.run,
-            "housekeeping": works.expiry.housekeep,
-            "silence": works.silence.run,
-            "activity": works.activity.run,
-            **(
-                {"neighbours": works.neighbours.listen, "takeover": works.neighbours.take_over}
-                if works.db.shared
-                else {}
-            ),
+            "scheduler": context.scheduler.run,
+            "expiry": internals.expiry.run,
+            "housekeeping": internals.expiry.housekeep,
+            "node_monitor": internals.node_monitor.run,
+            "activity": internals.activity.run,
+            **({"peers": internals.peers.listen, "takeover": internals.peers.take_over} if internals.db.shared else {}),
         }.items():
-            rim.background.keep(loop, name)
+            context.background.keep(loop, name)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """Stops all background tasks and closes the store; rows keep what was left undone."""
-        await self.works.rim.background.stop()
+        await self.internals.context.background.stop()
         try:
-            await self.works.activity.flush()
+            await self.internals.activity.flush()
         except ApiError as error:
             log.warning("the last uses of sandboxes were not written: %s", error.message)
         finally:
@@ -120,14 +111,14 @@ class Services:
 
     def close(self) -> None:
         """Closes the store; also the way out for services that were built and never started."""
-        self.works.db.close()
-        self.works.lock.close()
+        self.internals.db.close()
+        self.internals.lock.close()
 
 
 def build(
     settings: GatewaySettings,
-    node_gateway: NodeGateway,
-    clock: Clock | None = None,
+    node_gateway: NodeOrders,
+    clock: AsyncClock | None = None,
     new_id: NewId = random_id,
     open_database: Callable[[str], Database] = Database.open,
 ) -> Services:
@@ -146,22 +137,22 @@ def build(
         raise
     clock = clock or SystemClock()
     background = Background(clock)
-    ledger = Ledger(db, background)
-    dispatcher = Dispatcher(ledger, clock)
-    routes = KnownRoutes(clock)
-    rim = Rim(ledger, node_gateway, Directory(db, secret), routes, dispatcher, background, clock, new_id)
+    uow = UnitOfWork(db, background)
+    scheduler = Scheduler(uow, clock)
+    routes = RouteCache(clock)
+    context = ServiceContext(uow, node_gateway, NodeDirectory(db, secret), routes, scheduler, background, clock, new_id)
     activity = Activity(db, clock)
-    expiry = Expiry(ledger, clock, settings)
-    silence = Silence(ledger, clock, new_id, Patience(settings.unreachable_after, settings.lost_after))
+    expiry = Expiry(uow, clock, settings)
+    node_monitor = NodeMonitor(uow, clock, new_id, HeartbeatLimits(settings.unreachable_after, settings.lost_after))
     token_service = TokenService(db, clock, new_id)
     return Services(
-        sandboxes=SandboxService(rim, activity, expiry, settings),
-        nodes=NodeService(rim, silence, activity, token_service, settings),
-        capacity=CapacityService(db, clock, dispatcher),
+        sandboxes=SandboxService(context, activity, expiry, settings),
+        nodes=NodeService(context, node_monitor, activity, token_service, settings),
+        capacity=CapacityService(db, clock, scheduler),
         prepared=PreparedService(db, clock, new_id),
         tokens=token_service,
         bundle=BundleService(settings.bundle_path),
-        works=Works(db, lock, rim, Drivers(rim), expiry, silence, activity, Neighbours(ledger, clock)),
+        internals=Internals(db, lock, context, Controllers(context), expiry, node_monitor, activity, Peers(uow, clock)),
     )
 
 

@@ -1,16 +1,24 @@
 """What waits for room, and what could be had."""
 
 from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final
 
-from gateway.core.prepared import PreparedKind
+from sqlmodel import Session
+
+from gateway.core.model import PreparedKind, PreparedUnits
+from gateway.core.placement import NeverFits, Requirements
 from gateway.errors import ApiError
-from gateway.services.ports import Clock
-from gateway.services.scheduler import Dispatcher
+from gateway.services import scheduler
+from gateway.services.scheduler import Scheduler
+from gateway.services.tasks import AsyncClock, NewId
 from gateway.services.to_wire import prepared_builders, prepared_capacity
-from gateway.store import ceilings, prepared, waiting
+from gateway.store import capacity, sandboxes
 from gateway.store.db import Database
-from gateway.store.waiting import Waiting
-from gateway.wire.capacity import Ceilings, Demand, WaitingSandbox
+from gateway.store.sandboxes import QueuedSandbox
+from gateway.wire import limits
+from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PrepareRequest, WaitingSandbox
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 
@@ -18,15 +26,15 @@ from gateway.wire.resources import Shape
 class CapacityService:
     """Demand and ceilings, for the autoscaler."""
 
-    def __init__(self, db: Database, clock: Clock, dispatcher: Dispatcher) -> None:
+    def __init__(self, db: Database, clock: AsyncClock, scheduler: Scheduler) -> None:
         self._db = db
         self._clock = clock
-        self._dispatcher = dispatcher
+        self._scheduler = scheduler
 
     async def demand(self) -> Demand:
         """What waits now, oldest first, and what is prepared; both of one moment, so that nothing is in both."""
         now = self._clock.now()
-        queue, ahead = await self._db.read(lambda session: (waiting.queue(session), prepared.live(session, now)))
+        queue, ahead = await self._db.read(lambda session: (sandboxes.queue(session), capacity.unclaimed(session, now)))
         oldest = (now - queue[0].since).total_seconds() if queue else None
         units = [item for item in ahead if item.kind is PreparedKind.SANDBOX]
         builders = [item for item in ahead if item.kind is PreparedKind.BUILDER]
@@ -54,12 +62,12 @@ class CapacityService:
         pools = sorted(told.pools, key=lambda pool: pool.pool)
         if len({pool.pool for pool in pools}) != len(pools):
             raise ApiError(ErrorCode.INVALID_REQUEST, "pools: every pool may be told once")
-        if await self._db.read(ceilings.told) != pools:
-            await self._db.write(lambda session: ceilings.replace_all(session, pools))
-            self._dispatcher.wake()
+        if await self._db.read(capacity.ceilings) != pools:
+            await self._db.write(lambda session: capacity.replace_ceilings(session, pools))
+            self._scheduler.wake()
 
 
-def _waiting(one: Waiting) -> WaitingSandbox:
+def _waiting(one: QueuedSandbox) -> WaitingSandbox:
     return WaitingSandbox(
         sandbox_id=one.sandbox_id,
         shape=one.shape,
@@ -67,3 +75,91 @@ def _waiting(one: Waiting) -> WaitingSandbox:
         isolation=one.isolation,
         since=one.since,
     )
+
+
+_NAMES: Final = {PreparedKind.SANDBOX: "prep", PreparedKind.BUILDER: "builder-prep"}
+
+
+class PreparedService:
+    """Units that count as demand until a create claims them or their time is over."""
+
+    def __init__(self, db: Database, clock: AsyncClock, new_id: NewId) -> None:
+        self._db = db
+        self._clock = clock
+        self._new_id = new_id
+
+    async def prepare(self, request: PrepareRequest) -> PreparedUnits:
+        """Asks for units of one shape; the same id replaces what was asked for under it.
+
+        Raises:
+            ApiError: ``NEVER_FITS`` when no node and no pool could hold one unit; ``NO_ROOM`` when too much is
+                prepared already; ``CONFLICT`` when the id is one of builders.
+        """
+        fresh = self._fresh(PreparedKind.SANDBOX, request, request.shape)
+        asked = replace(fresh, runtime=request.chosen_runtime, isolation=request.isolation, image=request.image)
+
+        def fn(session: Session) -> PreparedUnits:
+            answer = scheduler.judge(session, Requirements(asked.shape, asked.runtime, asked.isolation))
+            if isinstance(answer, NeverFits):
+                raise ApiError(
+                    ErrorCode.NEVER_FITS,
+                    f"capacity {asked.id} fits no node and no pool: {'; '.join(answer.reasons)}; ask for less",
+                    reasons=list(answer.reasons),
+                    requested_resources=asked.shape,
+                    maximum_resources=answer.maximum,
+                )
+            return _put(session, asked)
+
+        return await self._db.write(fn)
+
+    async def prepare_builders(self, request: BuilderPrepareRequest) -> PreparedUnits:
+        """Asks for builders.  Raises as `prepare`, but for ``NEVER_FITS``."""
+        asked = self._fresh(PreparedKind.BUILDER, request, Shape())
+        return await self._db.write(lambda session: _put(session, asked))
+
+    async def delete(self, kind: PreparedKind, prepare_id: str) -> PreparedUnits | None:
+        """Takes back what nobody claimed; ``None`` where there is nothing of that kind and id."""
+        now = self._clock.now()
+
+        def fn(session: Session) -> PreparedUnits | None:
+            found = capacity.get(session, kind, prepare_id, now)
+            if found is None:
+                return None
+            # Claimed units go as well: what failing creates give back is wanted no more.
+            capacity.remove(session, prepare_id)
+            return found if found.count else None
+
+        return await self._db.write(fn)
+
+    def _fresh(
+        self, kind: PreparedKind, request: PrepareRequest | BuilderPrepareRequest, shape: Shape
+    ) -> PreparedUnits:
+        now = self._clock.now()
+        return PreparedUnits(
+            id=request.id or f"{_NAMES[kind]}-{self._new_id()[:16]}",
+            batch=self._new_id(),
+            kind=kind,
+            shape=shape,
+            count=request.count,
+            created_at=now,
+            updated_at=now,
+            expires_at=now + timedelta(seconds=request.ttl_seconds),
+        )
+
+
+def _put(session: Session, asked: PreparedUnits) -> PreparedUnits:
+    now = asked.updated_at
+    other = next(kind for kind in PreparedKind if kind is not asked.kind)
+    namesake = capacity.get(session, other, asked.id, now)
+    if namesake is not None and namesake.count:
+        raise ApiError(ErrorCode.CONFLICT, f"{asked.id} is prepared as {other.value}s; choose another id")
+    before = capacity.get(session, asked.kind, asked.id, now)
+    if (before is None or not before.count) and capacity.count_unclaimed(session, now) >= limits.MAX_PREPARED:
+        raise ApiError(
+            ErrorCode.NO_ROOM,
+            f"{limits.MAX_PREPARED} requests for prepared capacity stand already; delete some, or let them expire",
+            retry_after=10,
+        )
+    made = asked if before is None else replace(asked, created_at=before.created_at)
+    capacity.put(session, made)
+    return made

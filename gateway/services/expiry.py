@@ -1,4 +1,4 @@
-"""Sandboxes end by their ttl, waits by their lease, tombstones by their age."""
+"""When sandboxes were last used: in memory, and written now and then."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -8,14 +8,84 @@ from sqlmodel import Session
 
 from gateway.core import transitions
 from gateway.core.model import Sandbox
-from gateway.services.activity import FLUSH_INTERVAL
-from gateway.services.ports import Clock
-from gateway.services.timers import Deadlines
-from gateway.services.unit_of_work import Ledger, Written
+from gateway.errors import ApiError
+from gateway.services.tasks import AsyncClock, Deadlines
+from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.settings import GatewaySettings
-from gateway.store import nodes, prepared, sandboxes, tokens
+from gateway.store import capacity, nodes, sandboxes, tokens
+from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, SandboxState
+
+FLUSH_INTERVAL: Final = 30.0
+"""Seconds between two writes; a crash forgets at most this much activity, which is granted again at start."""
+
+MOST_KEPT: Final = 100_000
+"""Sandboxes whose last use is held in memory."""
+
+
+class Activity:
+    """Uses of sandboxes on the monotonic clock."""
+
+    def __init__(self, db: Database, clock: AsyncClock) -> None:
+        self._db = db
+        self._clock = clock
+        self._used: dict[str, float] = {}
+        self._unwritten: set[str] = set()
+
+    def touch(self, sandbox_id: str) -> None:
+        """It is used now."""
+        self._note(sandbox_id, self._clock.monotonic())
+        self._unwritten.add(sandbox_id)
+
+    def idle_seconds(self, sandbox: Sandbox) -> float:
+        """Seconds since it was last used.
+
+        What the row says is turned into monotonic time once, so that a later jump of the wall clock changes nothing.
+        """
+        now = self._clock.monotonic()
+        if sandbox.id not in self._used:
+            age = (self._clock.now() - sandbox.active_at).total_seconds()
+            self._note(sandbox.id, now - max(0.0, age - FLUSH_INTERVAL))
+        return now - self._used[sandbox.id]
+
+    def on_change(self, sandbox: Sandbox) -> None:
+        """Reacts to a change of a sandbox."""
+        if sandbox.state is SandboxState.DELETED:
+            self._used.pop(sandbox.id, None)
+            self._unwritten.discard(sandbox.id)
+        elif sandbox.state is SandboxState.RUNNING:
+            self._note(sandbox.id, self._clock.monotonic())
+
+    async def run(self) -> None:
+        """Writes what was used, now and then, for ever."""
+        while True:
+            await self._clock.sleep(FLUSH_INTERVAL)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Writes what was used since the last time.
+
+        Raises:
+            ApiError: as `Database.write`; then it is still to be written.
+        """
+        mono, now = self._clock.monotonic(), self._clock.now()
+        ids, self._unwritten = self._unwritten, set()
+        active = {name: now - timedelta(seconds=mono - self._used[name]) for name in ids if name in self._used}
+        try:
+            if active:
+                await self._db.write(lambda session: sandboxes.write_activity(session, active))
+        except ApiError:
+            self._unwritten |= ids
+            raise
+
+    def _note(self, sandbox_id: str, used: float) -> None:
+        self._used.pop(sandbox_id, None)
+        self._used[sandbox_id] = used
+        if len(self._used) > MOST_KEPT:
+            # The one that was noted longest ago; its row still knows.
+            del self._used[next(iter(self._used))]
+
 
 HOUSEKEEPING_INTERVAL: Final = 3600.0
 _TTL: Final = "ttl:"
@@ -29,8 +99,8 @@ class Expiry:
     while the gateway runs deletes nothing.
     """
 
-    def __init__(self, ledger: Ledger, clock: Clock, settings: GatewaySettings) -> None:
-        self._ledger = ledger
+    def __init__(self, uow: UnitOfWork, clock: AsyncClock, settings: GatewaySettings) -> None:
+        self._uow = uow
         self._clock = clock
         self._settings = settings
         self._deadlines = Deadlines(clock, self._due)
@@ -77,8 +147,8 @@ class Expiry:
     async def purge(self) -> None:
         """Forgets deleted sandboxes, gone nodes, ended credentials, join tokens and prepared units, after a day."""
         before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
-        for forget in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, prepared.purge):
-            await self._ledger.db.write(partial(forget, before=before))
+        for forget in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, capacity.purge):
+            await self._uow.db.write(partial(forget, before=before))
 
     async def _due(self, key: str) -> None:
         if key.startswith(_TTL):
@@ -92,10 +162,10 @@ class Expiry:
         def decide(row: Sandbox) -> Sandbox | None:
             return transitions.unless_leaving(row, DeathReason.TTL, now) if row.expires_at == expires_at else None
 
-        await self._ledger.change(sandbox_id, decide)
+        await self._uow.change(sandbox_id, decide)
 
     async def _give_up(self, sandbox_id: str) -> None:
-        if self._ledger.is_watched(sandbox_id):
+        if self._uow.is_watched(sandbox_id):
             self.renew(sandbox_id)
             return
         now, lease = self._clock.now(), self._settings.pending_lease
@@ -112,6 +182,6 @@ class Expiry:
             after = sandboxes.save(session, row, transitions.failed(row, ErrorCode.NO_ROOM, message, now))
             return Written(False, (after,))
 
-        asked_elsewhere = await self._ledger.commit(fn)
+        asked_elsewhere = await self._uow.commit(fn)
         if asked_elsewhere:
             self.renew(sandbox_id)

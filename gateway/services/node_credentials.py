@@ -1,12 +1,18 @@
 """The gateway's own secret, and the lock that keeps a second gateway off its files."""
 
 import fcntl
+import hashlib
+import hmac
 import os
 import secrets
 from pathlib import Path
 from typing import IO
 
-from gateway.store.db import StoreError
+from gateway.core.model import Node, NodeAddress
+from gateway.errors import StoreError
+from gateway.store import nodes
+from gateway.store.db import Database
+from gateway.wire.states import NodeState
 
 SECRET_BYTES = 32
 
@@ -66,3 +72,25 @@ def lock_state(state_dir: Path) -> IO[str]:
         file.close()
         raise StoreError(f"another gateway uses {state_dir}; stop it first, or choose another state_dir") from error
     return file
+
+
+class NodeDirectory:
+    """Addresses of nodes.  Control tokens are derived from one secret, so that none is stored."""
+
+    def __init__(self, db: Database, secret: bytes) -> None:
+        self._db = db
+        self._secret = secret
+
+    def control_token(self, node_id: str) -> str:
+        """The bearer that this node expects of the gateway."""
+        digest = hmac.new(self._secret, f"control:{node_id}".encode(), hashlib.sha256).hexdigest()
+        return f"sbxc_{digest}"
+
+    def address_of(self, node: Node) -> NodeAddress:
+        """Where this node is reached."""
+        return NodeAddress(node.id, node.node_url, self.control_token(node.id))
+
+    async def address(self, node_id: str) -> NodeAddress | None:
+        """Where the node of this id is reached; ``None`` when it is unknown or gone."""
+        node = await self._db.read(lambda session: nodes.get(session, node_id))
+        return None if node is None or node.state is NodeState.GONE else self.address_of(node)

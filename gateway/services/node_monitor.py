@@ -10,24 +10,23 @@ from sqlmodel import Session
 
 from gateway.core import node_health, transitions
 from gateway.core.model import Node, Sandbox
-from gateway.core.node_health import Patience
-from gateway.services.ports import Clock, NewId
-from gateway.services.timers import Deadlines
-from gateway.services.unit_of_work import Ledger, Written
+from gateway.core.node_health import HeartbeatLimits
+from gateway.services.tasks import AsyncClock, Deadlines, NewId
+from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.store import nodes, sandboxes
 from gateway.wire.states import NodeState
 
 log = logging.getLogger(__name__)
 
 
-class Silence:
+class NodeMonitor:
     """Judges nodes by the age of their last heartbeat."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, new_id: NewId, patience: Patience) -> None:
-        self._ledger = ledger
+    def __init__(self, uow: UnitOfWork, clock: AsyncClock, new_id: NewId, limits: HeartbeatLimits) -> None:
+        self._uow = uow
         self._clock = clock
         self._new_id = new_id
-        self._patience = patience
+        self._limits = limits
         self._heard: dict[str, tuple[float, Node]] = {}
         self._deadlines = Deadlines(clock, self._judge)
 
@@ -37,7 +36,7 @@ class Silence:
         self._arm(node)
 
     def heard_in_vain(self, node_id: str) -> None:
-        """It spoke, and the store could not take that in, which must not count as the node's silence."""
+        """It spoke, and the store could not take that in, which must not count as the node's node_monitor."""
         if node_id in self._heard:
             self.heard(self._heard[node_id][1])
 
@@ -51,7 +50,7 @@ class Silence:
         await self._deadlines.run()
 
     def _arm(self, node: Node) -> None:
-        age = node_health.next_judgement(node.state, self._patience)
+        age = node_health.next_check(node.state, self._limits)
         if age is None:
             self._deadlines.clear(node.id)
         else:
@@ -62,7 +61,7 @@ class Silence:
             return
         at, known = self._heard[node_id]
         age = self._clock.monotonic() - at
-        after = await self._ledger.commit(lambda session: self._fallen_silent(session, node_id, known.beats, age))
+        after = await self._uow.commit(lambda session: self._fallen_silent(session, node_id, known.beats, age))
         if after is None or after.state is NodeState.GONE:
             self.forget(node_id)
         elif after.beats != known.beats:
@@ -75,7 +74,7 @@ class Silence:
         node = nodes.get(session, node_id)
         if node is None or node.beats != beats:
             return Written(node)
-        state = node_health.silent(node.state, age, self._patience)
+        state = node_health.state_at_age(node.state, age, self._limits)
         if state is node.state:
             return Written(node)
         log.warning("node %s (%s) has been silent for %.0f s: %s", node.id, node.instance, age, state.value)
@@ -84,7 +83,7 @@ class Silence:
         return Written(after, tuple(lost))
 
 
-def give_up(session: Session, node_id: str, new_id: NewId, clock: Clock) -> list[Sandbox]:
+def give_up(session: Session, node_id: str, new_id: NewId, clock: AsyncClock) -> list[Sandbox]:
     """Writes what becomes of the sandboxes of a node that is given up; those that changed."""
     changed = []
     for row in sandboxes.on_node(session, node_id):

@@ -8,14 +8,13 @@ from datetime import datetime, timedelta
 from sqlmodel import Session
 
 from gateway.core import inventory, node_health, transitions
-from gateway.core.inventory import Remove, Update
-from gateway.core.model import JoinGrant, Node, Sandbox
+from gateway.core.inventory import OrphanRemoval, RowUpdate
+from gateway.core.model import JoinGrant, Node, NodeAddress, Sandbox
 from gateway.errors import ApiError
-from gateway.services.activity import Activity
-from gateway.services.controllers import Rim
-from gateway.services.node_monitor import Silence, give_up
-from gateway.services.ports import NodeAddress
-from gateway.services.registration import Enrolment, check_url, enrol
+from gateway.services.controllers import ServiceContext
+from gateway.services.expiry import Activity
+from gateway.services.node_monitor import NodeMonitor, give_up
+from gateway.services.registration import Registration, check_url, enrol
 from gateway.services.to_wire import node_record
 from gateway.services.tokens import TokenService, new_secret, sha256_of
 from gateway.services.unit_of_work import Written
@@ -44,7 +43,7 @@ class _TakenIn:
     after: Node
     rows: tuple[Sandbox, ...]
     """The node's sandboxes as they were before."""
-    decisions: tuple[Update | Remove, ...]
+    decisions: tuple[RowUpdate | OrphanRemoval, ...]
     news: bool
 
 
@@ -52,10 +51,15 @@ class NodeService:
     """Registration, heartbeats, drain and removal of nodes."""
 
     def __init__(
-        self, rim: Rim, silence: Silence, activity: Activity, token_service: TokenService, settings: GatewaySettings
+        self,
+        context: ServiceContext,
+        node_monitor: NodeMonitor,
+        activity: Activity,
+        token_service: TokenService,
+        settings: GatewaySettings,
     ) -> None:
-        self._rim = rim
-        self._silence = silence
+        self._context = context
+        self._node_monitor = node_monitor
         self._activity = activity
         self._tokens = token_service
         self._settings = settings
@@ -64,9 +68,9 @@ class NodeService:
 
     async def make_join_token(self, request: JoinTokenRequest) -> JoinToken:
         """A secret with which one instance may register once."""
-        now = self._rim.clock.now()
+        now = self._context.clock.now()
         grant = JoinGrant(
-            self._rim.new_id(),
+            self._context.new_id(),
             request.instance,
             request.pool,
             now + timedelta(seconds=request.ttl_seconds),
@@ -74,7 +78,7 @@ class NodeService:
             role=request.role,
         )
         secret = new_secret("j")
-        await self._rim.ledger.db.write(lambda session: nodes.add_grant(session, grant, sha256_of(secret), now))
+        await self._context.uow.db.write(lambda session: nodes.add_grant(session, grant, sha256_of(secret), now))
         return JoinToken(token=secret, instance=grant.instance, expires_at=grant.expires_at)
 
     async def register(self, join_token: str, request: RegisterRequest) -> RegisterAnswer:
@@ -86,22 +90,22 @@ class NodeService:
         """
         check_url(request.node_url)
         credential = new_secret("n")
-        enrolment = Enrolment(
+        enrolment = Registration(
             request=request,
             join_sha256=sha256_of(join_token),
-            node_id=f"node-{self._rim.new_id()}",
-            token_id=self._rim.new_id(),
+            node_id=f"node-{self._context.new_id()}",
+            token_id=self._context.new_id(),
             credential_sha256=sha256_of(credential),
-            now=self._rim.clock.now(),
+            now=self._context.clock.now(),
         )
-        node = await self._rim.ledger.db.write(lambda session: enrol(session, enrolment))
+        node = await self._context.uow.db.write(lambda session: enrol(session, enrolment))
         self._tokens.forget()
-        self._rim.routes.forget_node(node.id)
-        self._silence.heard(node)
+        self._context.routes.forget_node(node.id)
+        self._node_monitor.heard(node)
         return RegisterAnswer(
             node_id=node.id,
             credential=credential,
-            control_token=self._rim.directory.control_token(node.id),
+            control_token=self._context.directory.control_token(node.id),
             heartbeat_seconds=self._settings.heartbeat_interval,
         )
 
@@ -112,11 +116,11 @@ class NodeService:
             ApiError: ``NODE_NOT_FOUND``: it was removed and must register again.
         """
         check_url(beat.node_url)
-        return await self._rim.background.finish(self._heartbeat(node_id, beat), f"heartbeat-{node_id}")
+        return await self._context.background.finish(self._heartbeat(node_id, beat), f"heartbeat-{node_id}")
 
     async def all(self) -> NodeList:
         """All nodes that are not gone, oldest first."""
-        loads = await self._rim.ledger.db.read(lambda session: nodes.with_load(session, nodes.present(session)))
+        loads = await self._context.uow.db.read(lambda session: nodes.with_load(session, nodes.present(session)))
         return NodeList(nodes=[node_record(load) for load in loads])
 
     async def drain(self, node_id: str, draining: bool) -> NodeEnvelope:
@@ -130,8 +134,8 @@ class NodeService:
             node = _known(session, node_id)
             return _envelope(session, nodes.save(session, node, node_health.drained(node, draining)))
 
-        envelope = await self._rim.ledger.db.write(fn)
-        self._rim.dispatcher.wake()
+        envelope = await self._context.uow.db.write(fn)
+        self._context.scheduler.wake()
         return envelope
 
     async def remove(self, node_id: str, *, machine_gone: bool = False) -> NodeEnvelope:
@@ -146,13 +150,13 @@ class NodeService:
             ApiError: ``NODE_NOT_FOUND``; ``CONFLICT`` while it holds live sandboxes and is neither lost nor, with its
                 machine gone, unreachable.
         """
-        envelope = await self._rim.ledger.commit(lambda session: self._remove(session, node_id, machine_gone))
+        envelope = await self._context.uow.commit(lambda session: self._remove(session, node_id, machine_gone))
         self._tokens.forget()
-        self._rim.routes.forget_node(node_id)
-        self._silence.forget(node_id)
+        self._context.routes.forget_node(node_id)
+        self._node_monitor.forget(node_id)
         self._seen.pop(node_id, None)
         self._locks.pop(node_id, None)
-        self._rim.dispatcher.wake()
+        self._context.scheduler.wake()
         return envelope
 
     async def address(self, node_id: str) -> NodeAddress:
@@ -161,7 +165,7 @@ class NodeService:
         Raises:
             ApiError: ``NODE_NOT_FOUND``.
         """
-        address = await self._rim.directory.address(node_id)
+        address = await self._context.directory.address(node_id)
         if address is None:
             raise _not_found(node_id)
         return address
@@ -172,19 +176,19 @@ class NodeService:
         async with self._locks.setdefault(node_id, asyncio.Lock()):
             seen = self._seen.get(node_id, {})
             try:
-                taken = await self._rim.ledger.commit(lambda session: self._take_in(session, node_id, beat, seen))
+                taken = await self._context.uow.commit(lambda session: self._take_in(session, node_id, beat, seen))
             except ApiError as error:
                 if error.code is not ErrorCode.NODE_NOT_FOUND:
-                    self._silence.heard_in_vain(node_id)
+                    self._node_monitor.heard_in_vain(node_id)
                 raise
-            self._silence.heard(taken.after)
+            self._node_monitor.heard(taken.after)
             if taken.before.node_url != taken.after.node_url:
-                self._rim.routes.forget_node(node_id)
+                self._context.routes.forget_node(node_id)
             if taken.news:
-                self._seen[node_id] = inventory.with_versions(taken.rows, taken.decisions)
-                self._rim.dispatcher.forgive(node_id)
+                self._seen[node_id] = inventory.versions_after(taken.rows, taken.decisions)
+                self._context.scheduler.forgive(node_id)
                 if node_health.capacity_changed(taken.before, taken.after):
-                    self._rim.dispatcher.wake()
+                    self._context.scheduler.wake()
                 await self._end_idle(taken, beat)
         removals = [Removal(sandbox_id=d.sandbox_id, generation=d.generation) for d in _removes(taken)]
         return HeartbeatAnswer(
@@ -194,14 +198,14 @@ class NodeService:
         )
 
     def _take_in(self, session: Session, node_id: str, beat: Heartbeat, seen: Mapping[str, int]) -> Written[_TakenIn]:
-        now = self._rim.clock.now()
+        now = self._context.clock.now()
         node = _known(session, node_id)
         if not node_health.is_news(node, beat):
             return Written(_TakenIn(node, node, (), (), news=False))
-        after = nodes.save(session, node, node_health.heard(node, beat, now))
+        after = nodes.save(session, node, node_health.after_heartbeat(node, beat, now))
         rows = tuple(sandboxes.on_node(session, node_id))
         decisions = tuple(inventory.reconcile(rows, beat.inventory, seen, node_id, now))
-        changed = [sandboxes.save(session, d.before, d.after) for d in decisions if isinstance(d, Update)]
+        changed = [sandboxes.save(session, d.before, d.after) for d in decisions if isinstance(d, RowUpdate)]
         return Written(_TakenIn(node, after, rows, decisions, news=True), tuple(changed))
 
     async def _end_idle(self, taken: _TakenIn, beat: Heartbeat) -> None:
@@ -218,14 +222,14 @@ class NodeService:
             if item.live_execs:
                 self._activity.touch(row.id)
             elif row.started_at is not None and self._activity.idle_seconds(row) >= row.spec.idle_seconds:
-                await self._expire(row, self._rim.clock.now())
+                await self._expire(row, self._context.clock.now())
 
     async def _expire(self, sandbox: Sandbox, now: datetime) -> None:
         def decide(row: Sandbox) -> Sandbox | None:
             same = row.generation == sandbox.generation
             return transitions.unless_leaving(row, DeathReason.IDLE, now) if same else None
 
-        await self._rim.ledger.change(sandbox.id, decide)
+        await self._context.uow.change(sandbox.id, decide)
 
     # -- removal ------------------------------------------------------------------------------------------------------
 
@@ -240,14 +244,14 @@ class NodeService:
                 f"node {node_id} holds {len(live)} live sandboxes, e.g. {live[0]}; {cure}",
                 retryable=False,
             )
-        changed = give_up(session, node_id, self._rim.new_id, self._rim.clock)
+        changed = give_up(session, node_id, self._context.new_id, self._context.clock)
         gone = nodes.save(session, node, node_health.in_state(node, NodeState.GONE))
-        tokens.revoke_of_node(session, node_id, self._rim.clock.now())
+        tokens.revoke_of_node(session, node_id, self._context.clock.now())
         return Written(_envelope(session, gone), tuple(changed))
 
 
-def _removes(taken: _TakenIn) -> list[Remove]:
-    return [decision for decision in taken.decisions if isinstance(decision, Remove)]
+def _removes(taken: _TakenIn) -> list[OrphanRemoval]:
+    return [decision for decision in taken.decisions if isinstance(decision, OrphanRemoval)]
 
 
 def _known(session: Session, node_id: str) -> Node:

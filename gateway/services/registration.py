@@ -17,7 +17,7 @@ from gateway.wire.tokens import Scope
 
 
 @dataclass(frozen=True)
-class Enrolment:
+class Registration:
     """A registration as it came in, and the names and hashes that it will get."""
 
     request: RegisterRequest
@@ -28,7 +28,7 @@ class Enrolment:
     now: datetime
 
 
-def enrol(session: Session, enrolment: Enrolment) -> Node:
+def enrol(session: Session, enrolment: Registration) -> Node:
     """Writes the node and its credential, and marks the join token as used.
 
     An instance is one node: when it registers again it keeps its node's id, and its older credentials end.
@@ -59,7 +59,9 @@ def enrol(session: Session, enrolment: Enrolment) -> Node:
         role=grant.role,
     )
     node = (
-        nodes.add(session, fresh) if known is None else nodes.save(session, known, node_health.rejoined(known, fresh))
+        nodes.add(session, fresh)
+        if known is None
+        else nodes.save(session, known, node_health.registered_again(known, fresh))
     )
     tokens.revoke_of_node(session, node.id, now)
     credential = Token(enrolment.token_id, f"node {node.id}", Scope.NODE.value, now, node_id=node.id)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.model import Sandbox
-from gateway.services.ports import Clock, Route
+from gateway.core.model import Route, Sandbox
+from gateway.services.tasks import AsyncClock
 
 KEPT_SECONDS: Final = 2.0
 MOST_KEPT: Final = 10_000
@@ -26,10 +26,10 @@ class Reading:
     """They changed meanwhile, so what was read may be older than that."""
 
 
-class KnownRoutes:
+class RouteCache:
     """The routes used last, at most `MOST_KEPT`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: AsyncClock) -> None:
         self._clock = clock
         self._routes: OrderedDict[str, tuple[float, Route]] = OrderedDict()
         self._readings: dict[str, set[Reading]] = {}

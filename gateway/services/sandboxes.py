@@ -10,16 +10,14 @@ from weakref import WeakValueDictionary
 from sqlmodel import Session
 
 from gateway.core import transitions
-from gateway.core.model import Node, Sandbox
+from gateway.core.model import Node, NodeAddress, Route, Sandbox
 from gateway.errors import ApiError
 from gateway.services import errors
-from gateway.services.activity import Activity
-from gateway.services.admission import Admitted, Application, admit
-from gateway.services.controllers import Rim
-from gateway.services.expiry import Expiry
-from gateway.services.ports import NodeAddress, Route
+from gateway.services.controllers import ServiceContext
+from gateway.services.expiry import Activity, Expiry
+from gateway.services.scheduler import Admitted, Application, admit
 from gateway.services.to_wire import cursor_after, read_cursor, sandbox_record
-from gateway.services.unit_of_work import Watch, Written
+from gateway.services.unit_of_work import SandboxWatch, Written
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes
 from gateway.wire import limits
@@ -49,10 +47,10 @@ class _Located:
 class SandboxService:
     """Create, find, pause, restart and delete sandboxes; the routes to them."""
 
-    def __init__(self, rim: Rim, activity: Activity, expiry: Expiry, settings: GatewaySettings) -> None:
-        self._rim = rim
-        self._ledger = rim.ledger
-        self._clock = rim.clock
+    def __init__(self, context: ServiceContext, activity: Activity, expiry: Expiry, settings: GatewaySettings) -> None:
+        self._context = context
+        self._uow = context.uow
+        self._clock = context.clock
         self._activity = activity
         self._expiry = expiry
         self._settings = settings
@@ -71,7 +69,7 @@ class SandboxService:
                 the node told it.
         """
         spec_hash = spec.sha256()
-        with self._ledger.watch(spec.id) as watch, self._seat() as seated:
+        with self._uow.watch(spec.id) as watch, self._seat() as seated:
             until = self._clock.monotonic() + (self._settings.create_wait if seated else 0.0)
             while True:
                 admitted = await self._admit(spec, spec_hash)
@@ -108,15 +106,15 @@ class SandboxService:
         """
         size = max(1, min(limit, limits.MAX_PAGE))
         after = None if cursor is None else read_cursor(cursor)
-        query = sandboxes.Query(limit=size + 1, labels=labels or {}, state=state, after=after)
-        found = await self._ledger.db.read(lambda session: sandboxes.page(session, query))
+        query = sandboxes.SandboxQuery(limit=size + 1, labels=labels or {}, state=state, after=after)
+        found = await self._uow.db.read(lambda session: sandboxes.page(session, query))
         more = cursor_after(found[size - 1]) if len(found) > size else None
         return SandboxList(sandboxes=[sandbox_record(sandbox) for sandbox in found[:size]], next_cursor=more)
 
     async def delete(self, sandbox_id: str) -> SandboxRecord | None:
         """The record, ``deleted`` or (the node has yet to confirm) ``deleting``; ``None`` without such id."""
         until = self._clock.monotonic() + self._settings.delete_wait
-        with self._ledger.watch(sandbox_id) as watch:
+        with self._uow.watch(sandbox_id) as watch:
             sandbox = await self._begin_delete(sandbox_id)
             while sandbox is not None and sandbox.state is S.DELETING and await watch.change(self._clock, until):
                 sandbox = self._left(sandbox, watch)
@@ -133,7 +131,7 @@ class SandboxService:
             sandbox = located.sandbox
             if sandbox.state is S.RUNNING:
                 address = self._address(located)
-                await self._rim.orders.pause(address, sandbox.id, sandbox.generation)
+                await self._context.orders.pause(address, sandbox.id, sandbox.generation)
                 sandbox = await self._settle(sandbox, S.PAUSED)
         return sandbox_record(_expect(sandbox, S.PAUSED))
 
@@ -144,7 +142,7 @@ class SandboxService:
             sandbox = located.sandbox
             if sandbox.state is S.PAUSED:
                 address = self._address(located)
-                await self._rim.orders.resume(address, sandbox.id, sandbox.generation)
+                await self._context.orders.resume(address, sandbox.id, sandbox.generation)
                 sandbox = await self._settle(sandbox, S.RUNNING)
         return sandbox_record(_expect(sandbox, S.RUNNING))
 
@@ -155,8 +153,8 @@ class SandboxService:
             ApiError: as `create` and `pause`.
         """
         until = self._clock.monotonic() + self._settings.create_wait
-        with self._ledger.watch(sandbox_id) as watch:
-            sandbox = await self._ledger.commit(lambda session: self._begin_restart(session, sandbox_id))
+        with self._uow.watch(sandbox_id) as watch:
+            sandbox = await self._uow.commit(lambda session: self._begin_restart(session, sandbox_id))
             return sandbox_record(await self._brought_up(sandbox, watch, until))
 
     async def call(
@@ -175,7 +173,7 @@ class SandboxService:
         Raises:
             ApiError: as `route`, and whatever ``send`` raises.
         """
-        known = self._rim.routes.get(sandbox_id)
+        known = self._context.routes.get(sandbox_id)
         if known is None or generation not in {None, known.generation}:
             return await send(await self.route(sandbox_id, generation=generation, running=running))
         self.touch(sandbox_id)
@@ -185,7 +183,7 @@ class SandboxService:
             outdated = error.code in OUTDATED
             if not (error.retryable or outdated):
                 raise
-            self._rim.routes.forget(sandbox_id)
+            self._context.routes.forget(sandbox_id)
             route = await self.route(sandbox_id, generation=generation, running=running)
             # Outdated and yet the same: another gateway had paused it, and the look has resumed it.
             if route == known and not outdated:
@@ -205,7 +203,7 @@ class SandboxService:
             ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING`` (with state and reason), ``NODE_UNREACHABLE``,
                 ``EXEC_LOST`` when ``generation`` is not the present one.
         """
-        with self._rim.routes.reading(sandbox_id) as reading:
+        with self._context.routes.reading(sandbox_id) as reading:
             located = await self._locate(sandbox_id)
             if generation is not None and generation != located.sandbox.generation:
                 raise errors.other_generation(located.sandbox, generation)
@@ -220,7 +218,7 @@ class SandboxService:
                 raise errors.not_running(sandbox)
             route = Route(sandbox.id, sandbox.generation, self._address(located))
             if sandbox.state is S.RUNNING:
-                self._rim.routes.keep(reading, route)
+                self._context.routes.keep(reading, route)
             return route
 
     def touch(self, sandbox_id: str) -> None:
@@ -230,12 +228,14 @@ class SandboxService:
     # -- create -------------------------------------------------------------------------------------------------------
 
     async def _admit(self, spec: SandboxSpec, spec_hash: str) -> Admitted:
-        application = Application(spec, spec_hash, self._rim.new_id(), self._clock.now(), self._settings.max_pending)
-        admitted = await self._ledger.commit(lambda session: admit(session, application))
+        application = Application(
+            spec, spec_hash, self._context.new_id(), self._clock.now(), self._settings.max_pending
+        )
+        admitted = await self._uow.commit(lambda session: admit(session, application))
         if admitted.sandbox.state is S.PENDING:
             self._asked_for(spec.id)
             if not admitted.recovered:
-                self._rim.dispatcher.note(admitted.sandbox, admitted.reasons)
+                self._context.scheduler.note(admitted.sandbox, admitted.reasons)
         return admitted
 
     def _asked_for(self, sandbox_id: str) -> None:
@@ -259,11 +259,11 @@ class SandboxService:
         """Seconds after which a create that still waits shall be sent again; well within its lease."""
         if seated:
             return errors.RETRY_AFTER
-        others = await self._ledger.db.read(lambda session: sandboxes.count_in(session, S.PENDING))
+        others = await self._uow.db.read(lambda session: sandboxes.count_in(session, S.PENDING))
         return min(max(errors.RETRY_AFTER, others / RETRIES_PER_SECOND), self._settings.pending_lease / 3)
 
     async def _brought_up(
-        self, sandbox: Sandbox, watch: Watch, until: float, *, was_there: bool = False, seated: bool = True
+        self, sandbox: Sandbox, watch: SandboxWatch, until: float, *, was_there: bool = False, seated: bool = True
     ) -> Sandbox:
         """The sandbox once it is neither waiting nor being created; one that was there as it is, if it ever ran.
 
@@ -277,7 +277,7 @@ class SandboxService:
                 current = await self._present(sandbox.id)
                 if current.state is S.PENDING:
                     self._asked_for(sandbox.id)
-                    reasons = self._rim.dispatcher.reasons(current)
+                    reasons = self._context.scheduler.reasons(current)
                     raise errors.no_room(current, reasons, await self._until_next_try(seated))
                 if current.state is S.CREATING:
                     raise errors.in_progress(current)
@@ -304,9 +304,9 @@ class SandboxService:
             saved = sandboxes.save(session, row, after)
             return Written(saved, (saved,))
 
-        return await self._ledger.commit(fn)
+        return await self._uow.commit(fn)
 
-    def _left(self, sandbox: Sandbox, watch: Watch) -> Sandbox:
+    def _left(self, sandbox: Sandbox, watch: SandboxWatch) -> Sandbox:
         latest = watch.latest or sandbox
         if latest.generation == sandbox.generation:
             return latest
@@ -329,14 +329,14 @@ class SandboxService:
         short = sandbox.granted.shortfalls(room.free + sandbox.held)
         if short:
             raise errors.no_room_to_restart(sandbox, short)
-        after = transitions.restarted(sandbox, self._rim.new_id(), self._clock.now())
+        after = transitions.restarted(sandbox, self._context.new_id(), self._clock.now())
         saved = sandboxes.save(session, sandbox, after)
         return Written(saved, (saved,))
 
     # -- shared -------------------------------------------------------------------------------------------------------
 
     async def _present(self, sandbox_id: str) -> Sandbox:
-        sandbox = await self._ledger.db.read(lambda session: sandboxes.get(session, sandbox_id))
+        sandbox = await self._uow.db.read(lambda session: sandboxes.get(session, sandbox_id))
         if sandbox is None:
             raise errors.not_found(sandbox_id, None)
         return sandbox
@@ -348,13 +348,13 @@ class SandboxService:
                 raise errors.not_found(sandbox_id, sandbox)
             return _Located(sandbox, None if sandbox.node_id is None else nodes.get(session, sandbox.node_id))
 
-        return await self._ledger.db.read(fn)
+        return await self._uow.db.read(fn)
 
     def _address(self, located: _Located) -> NodeAddress:
         node = located.node
         if node is None or node.state in {NodeState.LOST, NodeState.GONE}:
             raise errors.node_away(located.sandbox)
-        return self._rim.directory.address_of(node)
+        return self._context.directory.address_of(node)
 
     async def _settle(self, sandbox: Sandbox, state: SandboxState) -> Sandbox:
         """Writes what the node confirmed, unless something else happened to the sandbox meanwhile."""
@@ -365,7 +365,7 @@ class SandboxService:
                 return None
             return transitions.paused(row, now) if state is S.PAUSED else transitions.resumed(row, now)
 
-        return await self._ledger.change(sandbox.id, decide) or await self._present(sandbox.id)
+        return await self._uow.change(sandbox.id, decide) or await self._present(sandbox.id)
 
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
         return self._locks.setdefault(sandbox_id, asyncio.Lock())

@@ -5,8 +5,7 @@ import binascii
 import json
 from datetime import datetime
 
-from gateway.core.model import NodeLoad, Sandbox, Token
-from gateway.core.prepared import Prepared
+from gateway.core.model import NodeLoad, PreparedUnits, Sandbox, Token
 from gateway.errors import ApiError
 from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
@@ -65,8 +64,8 @@ def node_record(load: NodeLoad) -> NodeRecord:
     )
 
 
-def prepared_capacity(prepared: Prepared) -> PreparedCapacity:
-    """Prepared sandboxes as clients see them."""
+def prepared_capacity(prepared: PreparedUnits) -> PreparedCapacity:
+    """PreparedUnits sandboxes as clients see them."""
     return PreparedCapacity(
         prepare_id=prepared.id,
         resources=prepared.shape,
@@ -81,8 +80,8 @@ def prepared_capacity(prepared: Prepared) -> PreparedCapacity:
     )
 
 
-def prepared_builders(prepared: Prepared) -> PreparedBuilders:
-    """Prepared builders as clients see them."""
+def prepared_builders(prepared: PreparedUnits) -> PreparedBuilders:
+    """PreparedUnits builders as clients see them."""
     return PreparedBuilders(
         prepare_id=prepared.id,
         count=prepared.count,

@@ -11,8 +11,8 @@ from sqlmodel import Session
 
 from gateway.core.model import Token
 from gateway.errors import ApiError
-from gateway.services.ports import Clock, NewId
 from gateway.services.registration import valid_grant
+from gateway.services.tasks import AsyncClock, NewId
 from gateway.services.to_wire import token_record
 from gateway.store import tokens
 from gateway.store.db import Database
@@ -51,7 +51,7 @@ class TokenService:
     A secret is found by its hash, so no comparison leaks how much of it was right.
     """
 
-    def __init__(self, db: Database, clock: Clock, new_id: NewId) -> None:
+    def __init__(self, db: Database, clock: AsyncClock, new_id: NewId) -> None:
         self._db = db
         self._clock = clock
         self._new_id = new_id

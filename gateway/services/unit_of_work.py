@@ -6,15 +6,16 @@ its predecessor left undone goes on.
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from datetime import timedelta
+from functools import partial
+from typing import Final, Generic, TypeVar
 
 from sqlmodel import Session
 
 from gateway.core.model import Sandbox
-from gateway.services.ports import Clock
-from gateway.services.tasks import Background, wait_for_event
+from gateway.services.tasks import AsyncClock, Background, wait_for_event
 from gateway.store import sandboxes
 from gateway.store.db import Database
 
@@ -29,7 +30,7 @@ class Written(Generic[T]):
     changed: tuple[Sandbox, ...] = ()
 
 
-class Watch:
+class SandboxWatch:
     """Somebody waits for changes of one sandbox."""
 
     def __init__(self) -> None:
@@ -48,20 +49,20 @@ class Watch:
         latest = self.latest
         return latest if latest is not None and latest.version > sandbox.version else sandbox
 
-    async def change(self, clock: Clock, until: float) -> bool:
+    async def change(self, clock: AsyncClock, until: float) -> bool:
         """Whether a change came (or had come since the last call) before the monotonic time ``until``."""
         came = await wait_for_event(self._event, clock, until)
         self._event.clear()
         return came
 
 
-class Ledger:
+class UnitOfWork:
     """Transactions over sandboxes, each followed by the reactions to what it changed."""
 
     def __init__(self, db: Database, background: Background) -> None:
         self.db = db
         self._background = background
-        self._watches: dict[str, set[Watch]] = {}
+        self._watches: dict[str, set[SandboxWatch]] = {}
         self._listeners: list[Callable[[Sandbox], None]] = []
         self._hearers: list[Callable[[Sandbox], None]] = []
 
@@ -74,9 +75,9 @@ class Ledger:
         self._hearers.append(hearer)
 
     @contextmanager
-    def watch(self, sandbox_id: str) -> Iterator[Watch]:
+    def watch(self, sandbox_id: str) -> Iterator[SandboxWatch]:
         """A watch on one sandbox.  Open it before the write whose consequences are waited for."""
-        watch = Watch()
+        watch = SandboxWatch()
         self._watches.setdefault(sandbox_id, set()).add(watch)
         try:
             yield watch
@@ -100,7 +101,7 @@ class Ledger:
         Raises:
             ApiError: as `Database.write`, and whatever ``fn`` raises; then nothing was written.
         """
-        return await self._background.finish(self._commit(fn), "ledger-commit")
+        return await self._background.finish(self._commit(fn), "commit")
 
     async def change(self, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
         """Writes what ``decide`` makes of the present row; ``None`` when there is none or it decides for nothing."""
@@ -135,3 +136,48 @@ class Ledger:
         for sandbox in written.changed:
             self.publish(sandbox)
         return written.answer
+
+
+TAKEOVER_INTERVAL: Final = 30.0
+"""Seconds between two looks for work that another gateway may have left, which is older than this."""
+
+ASKED_WITHIN: Final = 90.0
+"""Seconds in which a wait is asked for again and that is written, while its gateway and its client live."""
+
+
+class Peers:
+    """Listens to them, and steps in for those that died.  Has nothing to do on SQLite, which has one gateway."""
+
+    def __init__(self, uow: UnitOfWork, clock: AsyncClock) -> None:
+        self._uow = uow
+        self._clock = clock
+
+    async def listen(self) -> None:
+        """Passes on what others change, until the connection is lost."""
+        async with aclosing(self._uow.db.notices()) as notices:
+            async for ids in notices:
+                # None: it only now listens, and whatever somebody waits for may have happened before.
+                rows = partial(_rows, names=self._uow.watched() if ids is None else ids)
+                for sandbox in await self._uow.db.read(rows):
+                    self._uow.hear(sandbox)
+
+    async def take_over(self) -> None:
+        """Drives on what nobody has driven on for a while, for ever.
+
+        Its own gateway may still be at it: orders are idempotent, and the same order to a node joins the first one.
+        """
+        while True:
+            await self._clock.sleep(TAKEOVER_INTERVAL)
+            if self._uow.db.shared:
+                for sandbox in await self._uow.db.read(self._left):
+                    self._uow.publish(sandbox)
+
+    def _left(self, session: Session) -> list[Sandbox]:
+        now = self._clock.now()
+        changed, asked = now - timedelta(seconds=TAKEOVER_INTERVAL), now - timedelta(seconds=ASKED_WITHIN)
+        return sandboxes.left_behind(session, now, changed, asked)
+
+
+def _rows(session: Session, names: list[str]) -> list[Sandbox]:
+    found = (sandboxes.get(session, name) for name in names)
+    return [sandbox for sandbox in found if sandbox is not None]

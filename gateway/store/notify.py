@@ -1,6 +1,6 @@
-"""What gateways on one PostgreSQL tell each other: ids of sandboxes that one of them has changed.
+"""The change feed between gateways on one PostgreSQL: ids of sandboxes that one of them has changed.
 
-A notice is sent with the transaction and is only a hint: who hears it reads the row.  One that is missed costs time,
+A notice is sent with the transaction and is only a hint: its receiver reads the row. One that is missed costs time,
 and nothing else.
 """
 
@@ -19,22 +19,22 @@ CHANNEL: Final = "sandbox_fleet"
 IDS_A_NOTICE: Final = 100
 """Ids have 64 characters at most, and PostgreSQL takes 8000 bytes."""
 KEEPALIVE: Final = 10
-"""Seconds without a word after which the server is asked whether it is there: a listener that says nothing would else
+"""Seconds of silence after which the server is asked whether it is there: a listener that sends nothing would else
 notice after hours that it is gone."""
 
 
 def announce(session: Session, sender: str, ids: Sequence[str]) -> None:
-    """Tells everybody once this transaction is committed."""
+    """Send the ids to every listener once this transaction is committed."""
     for start in range(0, len(ids), IDS_A_NOTICE):
         notice = json.dumps([sender, *ids[start : start + IDS_A_NOTICE]])
         session.execute(select(func.pg_notify(CHANNEL, notice)))
 
 
 async def listen(engine: Engine, receiver: str) -> AsyncGenerator[list[str] | None, None]:
-    """``None`` once it listens, and then the ids of every notice that others than ``receiver`` sent, for ever.
+    """Yield ``None`` once it listens, and then for ever the ids of every notice that others than ``receiver`` sent.
 
     Raises:
-        ApiError: ``BUSY``: the connection is lost; what was told meanwhile is missed.
+        ApiError: ``BUSY``: the connection is lost; notices sent meanwhile are missed.
     """
     url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     try:

@@ -1,130 +1,50 @@
-"""Reading and writing sandboxes.  Plain functions over a session, for use inside `Database.read` and `write`."""
+"""Read and write sandboxes: plain functions over a session, for use inside `Database.read` and `Database.write`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
 
 from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlmodel import Session, SQLModel, col
 
-from gateway.core.inventory import bumped
 from gateway.core.model import Sandbox
-from gateway.store import prepared
+from gateway.core.placement import RESOURCES, Requirements
+from gateway.store import capacity
 from gateway.store.db import StaleError, affected
-from gateway.store.mapping import sandbox_columns, sandbox_of
 from gateway.store.tables import LabelRow, SandboxRow
+from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
-from gateway.wire.states import SandboxState
+from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
+from gateway.wire.states import DeathReason, SandboxState
 
+CHUNK: Final = 500
+"""Ids in one statement."""
+MAX_CACHED_SPEC: Final = 4096
+"""Longest text of a spec whose parsed value is kept."""
 
-@dataclass(frozen=True)
-class Query:
-    """Which sandboxes to list: those after ``after`` (creation time and id) that match everything given."""
+_PLAIN: Final = frozenset(field.name for field in fields(Sandbox)) - {"spec", "state", "reason", "error"}
+_PENDING: Final = col(SandboxRow.state) == SandboxState.PENDING.value
 
-    limit: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    state: SandboxState | None = None
-    after: tuple[datetime, str] | None = None
+# -- one sandbox ------------------------------------------------------------------------------------------------------
 
 
 def get(session: Session, sandbox_id: str) -> Sandbox | None:
-    """The sandbox of this id, deleted ones included."""
+    """Return the sandbox of this id, deleted ones included."""
     row = session.get(SandboxRow, sandbox_id)
     return None if row is None else sandbox_of(row)
 
 
-def page(session: Session, query: Query) -> list[Sandbox]:
-    """At most ``query.limit`` sandboxes, oldest first; deleted ones only when the query's state asks for them."""
-    statement = select(SandboxRow).order_by(col(SandboxRow.created_at), col(SandboxRow.id)).limit(query.limit)
-    if query.state is None:
-        statement = statement.where(col(SandboxRow.state) != SandboxState.DELETED.value)
-    else:
-        statement = statement.where(col(SandboxRow.state) == query.state.value)
-    for key, value in query.labels.items():
-        tagged = select(col(LabelRow.sandbox_id)).where(col(LabelRow.key) == key, col(LabelRow.value) == value)
-        statement = statement.where(col(SandboxRow.id).in_(tagged))
-    if query.after is not None:
-        moment, last = query.after
-        created = col(SandboxRow.created_at)
-        statement = statement.where((created > moment) | ((created == moment) & (col(SandboxRow.id) > last)))
-    return [sandbox_of(row) for row in session.scalars(statement)]
-
-
-def in_states(session: Session, states: Iterable[SandboxState], limit: int | None = None) -> list[Sandbox]:
-    """All sandboxes in these states, oldest first."""
-    statement = (
-        select(SandboxRow)
-        .where(col(SandboxRow.state).in_([state.value for state in states]))
-        .order_by(col(SandboxRow.created_at), col(SandboxRow.id))
-        .limit(limit)
-    )
-    return [sandbox_of(row) for row in session.scalars(statement)]
-
-
-def left_behind(session: Session, now: datetime, changed: datetime, asked: datetime) -> list[Sandbox]:
-    """What a gateway that died may have left: orders unsettled since ``changed``, waits that nobody has asked for since
-    ``asked``, and sandboxes whose time is over.
-    """
-    ordered = [state.value for state in (SandboxState.CREATING, SandboxState.RESTORING, SandboxState.DELETING)]
-    over = [SandboxState.DELETING.value, SandboxState.DELETED.value]
-    statement = select(SandboxRow).where(
-        (col(SandboxRow.state).in_(ordered) & (col(SandboxRow.updated_at) < changed))
-        | ((col(SandboxRow.state) == SandboxState.PENDING.value) & (col(SandboxRow.active_at) < asked))
-        | (col(SandboxRow.state).not_in(over) & (col(SandboxRow.expires_at) <= now))
-    )
-    return [sandbox_of(row) for row in session.scalars(statement)]
-
-
-def count_in(session: Session, state: SandboxState) -> int:
-    """How many are in this state."""
-    counted = session.scalar(select(func.count()).select_from(SandboxRow).where(col(SandboxRow.state) == state.value))
-    return counted or 0
-
-
-def on_node(session: Session, node_id: str) -> list[Sandbox]:
-    """All sandboxes of a node that are not deleted."""
-    statement = select(SandboxRow).where(
-        col(SandboxRow.node_id) == node_id, col(SandboxRow.state) != SandboxState.DELETED.value
-    )
-    return [sandbox_of(row) for row in session.scalars(statement)]
-
-
-@dataclass(frozen=True)
-class Load:
-    """What the sandboxes of one node take of it."""
-
-    reserved: Shape
-    count: int
-    last_change: datetime
-
-
-def loads(session: Session) -> dict[str, Load]:
-    """By node: the sum of what is held, how many sandboxes hold something, and when that last changed."""
-    held = [getattr(SandboxRow, f"held_{name}") for name in ("cpus", "memory_mb", "disk_mb", "gpus", "slots")]
-    holding = func.count(func.nullif(SandboxRow.held_disk_mb, 0))
-    statement = (
-        select(
-            col(SandboxRow.node_id), *(func.sum(column) for column in held), holding, func.max(SandboxRow.updated_at)
-        )
-        .where(col(SandboxRow.node_id).is_not(None))
-        .group_by(col(SandboxRow.node_id))
-    )
-    answer: dict[str, Load] = {}
-    for node_id, cpus, memory_mb, disk_mb, gpus, slots, count, changed in session.execute(statement):
-        reserved = Shape(cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb, gpus=gpus, slots=slots)
-        answer[node_id] = Load(reserved, count, changed)
-    return answer
-
-
 def add(session: Session, sandbox: Sandbox) -> Sandbox:
-    """Writes a sandbox of a new id."""
-    session.execute(insert(SandboxRow).values(**sandbox_columns(sandbox)))
+    """Write a sandbox of a new id."""
+    session.execute(insert(SandboxRow).values(**_columns(sandbox)))
     _write_labels(session, sandbox)
     return sandbox
 
 
 def replace_deleted(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
-    """Writes a new incarnation over the tombstone of an earlier one."""
+    """Write a new incarnation over the tombstone of an earlier one. Raises as `save`."""
     session.execute(delete(LabelRow).where(col(LabelRow.sandbox_id) == before.id))
     written = _write(session, before, after)
     _write_labels(session, after)
@@ -132,7 +52,7 @@ def replace_deleted(session: Session, before: Sandbox, after: Sandbox) -> Sandbo
 
 
 def save(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
-    """Writes ``after`` over ``before``; the answer is ``after`` with its new version.
+    """Write ``after`` over ``before``; return ``after`` with its new version.
 
     A prepared unit that ``after`` has no longer goes back in the same transaction.
 
@@ -141,16 +61,23 @@ def save(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
     """
     written = _write(session, before, after)
     if before.batch is not None and after.batch is None:
-        prepared.give_back(session, before.batch)
+        capacity.give_back(session, before.batch)
     return written
 
 
+def change(session: Session, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
+    """Write what ``decide`` makes of the present row; ``None`` when there is no row or it stays as it is."""
+    before = get(session, sandbox_id)
+    after = None if before is None else decide(before)
+    return None if before is None or after is None else save(session, before, after)
+
+
 def _write(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
-    written = bumped(replace(after, version=before.version))
+    written = replace(after, version=before.version + 1)
     statement = (
         update(SandboxRow)
         .where(col(SandboxRow.id) == before.id, col(SandboxRow.version) == before.version)
-        .values(**sandbox_columns(written))
+        .values(**_columns(written))
         .execution_options(synchronize_session=False)
     )
     if affected(session.execute(statement)) != 1:
@@ -158,15 +85,89 @@ def _write(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
     return written
 
 
-def change(session: Session, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
-    """Writes what ``decide`` makes of the present row; ``None`` when there is no row or it decides for nothing."""
-    before = get(session, sandbox_id)
-    after = None if before is None else decide(before)
-    return None if before is None or after is None else save(session, before, after)
+def _write_labels(session: Session, sandbox: Sandbox) -> None:
+    labels: Sequence[dict[str, str]] = [
+        {"sandbox_id": sandbox.id, "key": key, "value": value} for key, value in sandbox.spec.labels.items()
+    ]
+    if labels:
+        session.execute(insert(LabelRow), labels)
+
+
+# -- many sandboxes ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SandboxQuery:
+    """Which sandboxes to list: those after ``after`` (creation time and id) that match everything given."""
+
+    limit: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    state: SandboxState | None = None
+    after: tuple[datetime, str] | None = None
+
+
+def page(session: Session, query: SandboxQuery) -> list[Sandbox]:
+    """Return at most ``query.limit`` sandboxes, oldest first; deleted ones only when ``query.state`` asks for them."""
+    statement = select(SandboxRow).order_by(col(SandboxRow.created_at), col(SandboxRow.id)).limit(query.limit)
+    if query.state is None:
+        statement = statement.where(col(SandboxRow.state) != SandboxState.DELETED.value)
+    else:
+        statement = statement.where(col(SandboxRow.state) == query.state.value)
+    for key, value in query.labels.items():
+        labelled = select(col(LabelRow.sandbox_id)).where(col(LabelRow.key) == key, col(LabelRow.value) == value)
+        statement = statement.where(col(SandboxRow.id).in_(labelled))
+    if query.after is not None:
+        moment, last = query.after
+        created = col(SandboxRow.created_at)
+        statement = statement.where((created > moment) | ((created == moment) & (col(SandboxRow.id) > last)))
+    return [sandbox_of(row) for row in session.scalars(statement)]
+
+
+def in_states(session: Session, states: Iterable[SandboxState]) -> list[Sandbox]:
+    """Return all sandboxes in these states, oldest first."""
+    statement = (
+        select(SandboxRow)
+        .where(col(SandboxRow.state).in_([state.value for state in states]))
+        .order_by(col(SandboxRow.created_at), col(SandboxRow.id))
+    )
+    return [sandbox_of(row) for row in session.scalars(statement)]
+
+
+def count_in(session: Session, state: SandboxState) -> int:
+    """Return how many sandboxes are in this state."""
+    counted = session.scalar(select(func.count()).select_from(SandboxRow).where(col(SandboxRow.state) == state.value))
+    return counted or 0
+
+
+def on_node(session: Session, node_id: str) -> list[Sandbox]:
+    """Return all sandboxes of a node that are not deleted."""
+    statement = select(SandboxRow).where(
+        col(SandboxRow.node_id) == node_id, col(SandboxRow.state) != SandboxState.DELETED.value
+    )
+    return [sandbox_of(row) for row in session.scalars(statement)]
+
+
+def left_behind(session: Session, now: datetime, changed: datetime, asked: datetime) -> list[Sandbox]:
+    """Return what a gateway that died may have left.
+
+    Args:
+        session: of the caller's transaction.
+        now: UTC; sandboxes whose ttl is over by then are returned.
+        changed: orders that are unsettled since then are returned.
+        asked: waiting sandboxes that nobody has asked for since then are returned.
+    """
+    ordered = [state.value for state in (SandboxState.CREATING, SandboxState.RESTORING, SandboxState.DELETING)]
+    over = [SandboxState.DELETING.value, SandboxState.DELETED.value]
+    statement = select(SandboxRow).where(
+        (col(SandboxRow.state).in_(ordered) & (col(SandboxRow.updated_at) < changed))
+        | (_PENDING & (col(SandboxRow.active_at) < asked))
+        | (col(SandboxRow.state).not_in(over) & (col(SandboxRow.expires_at) <= now))
+    )
+    return [sandbox_of(row) for row in session.scalars(statement)]
 
 
 def write_activity(session: Session, active: Mapping[str, datetime]) -> None:
-    """Writes when sandboxes were last used.  It is no change of the sandbox, and leaves the version alone."""
+    """Write when sandboxes were last used. It is no change of the sandbox, and leaves the version alone."""
     table = SQLModel.metadata.tables[str(SandboxRow.__tablename__)]
     moment = bindparam("moment", type_=table.c.active_at.type)
     statement = (
@@ -177,7 +178,7 @@ def write_activity(session: Session, active: Mapping[str, datetime]) -> None:
 
 
 def purge(session: Session, before: datetime) -> int:
-    """Forgets the sandboxes that were deleted before that time; how many."""
+    """Delete the rows of sandboxes that were deleted before that time; return how many."""
     statement = (
         delete(SandboxRow)
         .where(col(SandboxRow.state) == SandboxState.DELETED.value, col(SandboxRow.updated_at) < before)
@@ -186,9 +187,127 @@ def purge(session: Session, before: datetime) -> int:
     return affected(session.execute(statement))
 
 
-def _write_labels(session: Session, sandbox: Sandbox) -> None:
-    labels: Sequence[dict[str, str]] = [
-        {"sandbox_id": sandbox.id, "key": key, "value": value} for key, value in sandbox.spec.labels.items()
+# -- what they take of their nodes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What the sandboxes of one node take of it."""
+
+    shape: Shape
+    count: int
+    """How many hold something."""
+    last_change: datetime
+
+
+def reservations(session: Session) -> dict[str, Reservation]:
+    """Return by node what its sandboxes hold, and when that last changed."""
+    held = [getattr(SandboxRow, f"held_{name}") for name in RESOURCES]
+    holding = func.count(func.nullif(SandboxRow.held_disk_mb, 0))
+    last_change = func.max(SandboxRow.updated_at)
+    statement = (
+        select(col(SandboxRow.node_id), holding, last_change, *(func.sum(column) for column in held))
+        .where(col(SandboxRow.node_id).is_not(None))
+        .group_by(col(SandboxRow.node_id))
+    )
+    return {
+        node_id: Reservation(Shape(**dict(zip(RESOURCES, sums, strict=True))), count, changed)
+        for node_id, count, changed, *sums in session.execute(statement)
+    }
+
+
+# -- those that wait for room -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QueuedSandbox:
+    """A sandbox that waits."""
+
+    sandbox_id: str
+    shape: Shape
+    runtime: RuntimeName | None
+    isolation: Isolation
+    since: datetime
+
+
+def waiting_kinds(session: Session) -> dict[str, Sandbox]:
+    """Return by `Requirements.key` one of those that wait; however many wait, only these rows are read."""
+    statement = select(func.min(SandboxRow.id)).where(_PENDING).group_by(col(SandboxRow.want))
+    ids = list(session.scalars(statement))
+    found: dict[str, Sandbox] = {}
+    for start in range(0, len(ids), CHUNK):
+        rows = session.scalars(select(SandboxRow).where(col(SandboxRow.id).in_(ids[start : start + CHUNK])))
+        found |= {row.want: sandbox_of(row) for row in rows}
+    return found
+
+
+def queue(session: Session) -> list[QueuedSandbox]:
+    """Return all that wait, oldest first; equal requirements are read once."""
+    needs = {want: Requirements.of(example) for want, example in waiting_kinds(session).items()}
+    statement = select(col(SandboxRow.id), col(SandboxRow.want), col(SandboxRow.created_at)).where(_PENDING)
+    # One that began to wait between the two queries is returned next time.
+    rows = session.execute(statement.order_by(col(SandboxRow.created_at), col(SandboxRow.id)))
+    return [
+        QueuedSandbox(sandbox_id, need.shape, need.runtime, need.isolation, since)
+        for sandbox_id, want, since in rows
+        if (need := needs.get(want)) is not None
     ]
-    if labels:
-        session.execute(insert(LabelRow), labels)
+
+
+def turns(session: Session, want: str, page: int) -> Iterator[tuple[datetime, str]]:
+    """Yield since when each sandbox of one kind waits, and its id, oldest first.
+
+    Args:
+        session: of the caller's transaction.
+        want: `Requirements.key` of the kind.
+        page: rows read at a time.
+    """
+    began, name = col(SandboxRow.created_at), col(SandboxRow.id)
+    statement = select(began, name).where(_PENDING, col(SandboxRow.want) == want).order_by(began, name).limit(page)
+    after: tuple[datetime, str] | None = None
+    while True:
+        later = statement
+        if after is not None:
+            later = statement.where((began > after[0]) | ((began == after[0]) & (name > after[1])))
+        found = [(moment, sandbox_id) for moment, sandbox_id in session.execute(later)]
+        yield from found
+        if len(found) < page:
+            return
+        after = found[-1]
+
+
+# -- rows and values --------------------------------------------------------------------------------------------------
+
+
+def sandbox_of(row: SandboxRow) -> Sandbox:
+    """Return the domain value of a row."""
+    return Sandbox(
+        spec=_spec(row.spec),
+        state=SandboxState(row.state),
+        reason=None if row.reason is None else DeathReason(row.reason),
+        error=None if row.error is None else ErrorCode(row.error),
+        **{name: getattr(row, name) for name in _PLAIN},
+    )
+
+
+# Parsed values are frozen, and rows are read far more often than this column changes.
+_cached_spec = lru_cache(4096)(SandboxSpec.model_validate_json)
+
+
+def _spec(text: str) -> SandboxSpec:
+    return _cached_spec(text) if len(text) <= MAX_CACHED_SPEC else SandboxSpec.model_validate_json(text)
+
+
+def _columns(sandbox: Sandbox) -> dict[str, Any]:
+    """Return the columns of a sandbox, ``id`` included."""
+    columns: dict[str, Any] = {name: getattr(sandbox, name) for name in _PLAIN}
+    held = sandbox.held
+    return columns | {
+        "id": sandbox.id,
+        "spec": sandbox.spec.model_dump_json(),
+        "want": Requirements.of(sandbox).key,
+        "state": sandbox.state.value,
+        "reason": sandbox.reason and sandbox.reason.value,
+        "error": sandbox.error and sandbox.error.value,
+        **{f"held_{name}": getattr(held, name) for name in RESOURCES},
+    }

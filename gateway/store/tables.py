@@ -1,4 +1,4 @@
-"""Rows of the gateway's database.  SQLModel is confined to this module; nothing outside `gateway.store` sees a row."""
+"""Rows of the gateway's database. SQLModel is confined to this room; nothing outside `gateway.store` sees a row."""
 
 from datetime import datetime
 
@@ -7,7 +7,7 @@ from sqlmodel import Field, SQLModel
 
 
 class SandboxRow(SQLModel, table=True):
-    """One row an id; a new generation replaces it in place."""
+    """One sandbox id; a new generation replaces it in place."""
 
     __tablename__ = "sandboxes"
     __table_args__ = (
@@ -141,7 +141,7 @@ class PreparedRow(SQLModel, table=True):
 
 
 class CeilingRow(SQLModel, table=True):
-    """The largest node that one pool can hold, as the autoscaler told it."""
+    """The largest node that one pool can hold, as the autoscaler reported it."""
 
     __tablename__ = "ceilings"
 

@@ -17,13 +17,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as HttpRoute
 
-from gateway.core.prepared import Prepared, PreparedKind
+from gateway.core.model import NodeAddress, PreparedKind, PreparedUnits, Route
 from gateway.errors import ApiError
 from gateway.http.app import Gateway, build_app
 from gateway.http.server import Server
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
-from gateway.services.ports import NodeAddress, Route
 from gateway.services.tokens import Principal
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
@@ -88,7 +87,7 @@ def node_record() -> NodeRecord:
     )
 
 
-PREPARED = Prepared("prep-1", PreparedKind.SANDBOX, Shape(), 1, NOW, NOW, NOW)
+PREPARED = PreparedUnits("prep-1", PreparedKind.SANDBOX, Shape(), 1, NOW, NOW, NOW)
 
 
 @dataclass
@@ -163,15 +162,15 @@ class FakeServices:
         self._note("demand")
         return Demand(waiting=[], pending_count=0, pending_resources=Shape())
 
-    async def prepare(self, request: Any) -> Prepared:
+    async def prepare(self, request: Any) -> PreparedUnits:
         self._note("prepare", request)
         return replace(PREPARED, shape=request.shape, count=request.count)
 
-    async def prepare_builders(self, request: Any) -> Prepared:
+    async def prepare_builders(self, request: Any) -> PreparedUnits:
         self._note("prepare_builders", request)
         return replace(PREPARED, kind=PreparedKind.BUILDER, count=request.count)
 
-    async def unprepare(self, kind: PreparedKind, prepare_id: str) -> Prepared | None:
+    async def unprepare(self, kind: PreparedKind, prepare_id: str) -> PreparedUnits | None:
         self._note("unprepare", (kind, prepare_id))
         return replace(PREPARED, id=prepare_id, kind=kind)
 

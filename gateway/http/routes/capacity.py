@@ -1,6 +1,6 @@
 """Demand for capacity, the ceilings of the pools, and capacity that is prepared ahead."""
 
-from gateway.core.prepared import PreparedKind
+from gateway.core.model import PreparedKind
 from gateway.http.routes.parameters import GatewayParts, PreparePath, new_router
 from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.wire.capacity import (

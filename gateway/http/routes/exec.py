@@ -10,6 +10,7 @@ from uuid import uuid4
 from fastapi import Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.http.proxy import download, forwarded, while_connected
 from gateway.http.routes.parameters import (
@@ -27,7 +28,6 @@ from gateway.http.routes.parameters import (
     read_query,
 )
 from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, segment, with_wait
-from gateway.services.ports import Route
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecEnvelope, ExecEvents, ExecRequest, SignalRequest, StdinRequest

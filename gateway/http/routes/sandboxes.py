@@ -10,6 +10,7 @@ from fastapi import Query, Request, Response
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.http.proxy import download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
@@ -25,7 +26,6 @@ from gateway.http.routes.parameters import (
     read_query,
 )
 from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, segment
-from gateway.services.ports import Route
 from gateway.wire import limits
 from gateway.wire.sandboxes import (
     DeleteAnswer,

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gateway.core.model import NodeAddress
 from gateway.errors import ApiError
-from gateway.services.activity import FLUSH_INTERVAL
 from gateway.services.assembly import Services, build
-from gateway.services.ports import NodeAddress, SystemClock
+from gateway.services.expiry import FLUSH_INTERVAL
+from gateway.services.tasks import SystemClock
 from gateway.settings import GatewaySettings
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
@@ -102,7 +103,7 @@ def fused(settings: GatewaySettings, fleet: Fleet, fuse: Fuse) -> Services:
 
 async def drop(services: Services) -> None:
     """What a SIGKILL leaves: a commit that was under way may still come through, and nothing else happens."""
-    await services.works.rim.background.stop()
+    await services.internals.context.background.stop()
     services.close()
 
 
@@ -228,7 +229,7 @@ class FailingDatabase(Database):
 async def test_a_full_disk_of_the_gateway_is_not_taken_for_the_sandboxs_failure(tmp_path: Path) -> None:
     settings, fleet = settings_for(tmp_path), Fleet()
     async with build(settings, fleet, SystemClock(), open_database=FailingDatabase.open) as services:
-        here, db = World(services, fleet, SystemClock(), settings), services.works.db
+        here, db = World(services, fleet, SystemClock(), settings), services.internals.db
         assert isinstance(db, FailingDatabase)
         node = await here.join()
         gate = fleet.hold("create")

@@ -131,5 +131,5 @@ async def test_an_older_order_cannot_come_back_after_the_purge(here: World) -> N
     old = await token(here, "op-1", ttl_seconds=86_400)
     await token(here, "op-2", ttl_seconds=1)
     here.moved.advance(timedelta(hours=20).total_seconds())
-    await here.services.works.expiry.purge()
+    await here.services.internals.expiry.purge()
     assert await refusal(here, old) is ErrorCode.UNAUTHORIZED

@@ -198,7 +198,7 @@ async def test_what_is_over_is_forgotten_after_a_day(here: World) -> None:
     await here.services.sandboxes.create(spec())
     await here.services.sandboxes.delete("a")
     await here.services.nodes.remove(node.node_id)
-    expiry, db = here.services.works.expiry, here.services.works.db
+    expiry, db = here.services.internals.expiry, here.services.internals.db
     here.moved.advance(here.settings.tombstone_seconds - 1)
     await expiry.purge()
     assert await here.state("a") is S.DELETED

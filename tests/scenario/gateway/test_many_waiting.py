@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import event, text
 from sqlmodel import Session
 
-from gateway.core import batch, transitions
+from gateway.core import placement, transitions
 from gateway.core.model import Sandbox
 from gateway.errors import ApiError
 from gateway.services import sandboxes as service
 from gateway.services import scheduler
-from gateway.store import mapping, sandboxes, waiting
+from gateway.store import sandboxes
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
@@ -49,7 +49,7 @@ async def crowd(world: World, count: int) -> list[str]:
             names.append(sandboxes.add(session, row).id)
         return names
 
-    return await world.services.works.db.write(fn)
+    return await world.services.internals.db.write(fn)
 
 
 class Counted:
@@ -63,7 +63,7 @@ class Counted:
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     counted = Counted()
-    parse, fit = mapping.sandbox_of, batch.fit
+    parse, fit = sandboxes.sandbox_of, placement.fit
 
     def rows(row: object) -> Sandbox:
         counted.rows += 1
@@ -74,15 +74,15 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         return fit(*given)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        for module in (sandboxes, waiting):
+        for module in (sandboxes,):
             patch.setattr(module, "sandbox_of", rows)
-        patch.setattr(batch, "fit", fits)
+        patch.setattr(placement, "fit", fits)
         yield counted
 
 
 async def look_once(world: World) -> None:
-    """One look of the dispatcher, to its end."""
-    await world.services.works.rim.dispatcher._place()
+    """One look of the scheduler, to its end."""
+    await world.services.internals.context.scheduler._place()
 
 
 async def grown(world: World, node: FakeNode, slots: int) -> None:
@@ -100,9 +100,9 @@ async def test_a_look_that_finds_no_room_reads_one_row_a_shape(
     with counting(monkeypatch) as counted:
         await look_once(here)
     assert (counted.rows, counted.fits) == (len(SHAPES), len(SHAPES))
-    waits = await here.services.works.db.read(lambda session: sandboxes.get(session, f"s{count - 1:05}"))
+    waits = await here.services.internals.db.read(lambda session: sandboxes.get(session, f"s{count - 1:05}"))
     assert waits is not None
-    assert "slots 0 of 1" in here.services.works.rim.dispatcher.reasons(waits)[0]
+    assert "slots 0 of 1" in here.services.internals.context.scheduler.reasons(waits)[0]
 
 
 @pytest.mark.parametrize("count", [300, 1200])
@@ -137,9 +137,9 @@ async def test_those_that_the_node_refused_hold_up_nobody_behind_them(
     await asyncio.gather(*(here.until(name, S.RUNNING) for name in names[6:]))
     refused = [name for name in names if await here.state(name) is S.PENDING]
     assert len(refused) == 6
-    row = await here.services.works.db.read(lambda session: sandboxes.get(session, refused[0]))
+    row = await here.services.internals.db.read(lambda session: sandboxes.get(session, refused[0]))
     assert row is not None
-    assert "refused it just now" in here.services.works.rim.dispatcher.reasons(row)[0]
+    assert "refused it just now" in here.services.internals.context.scheduler.reasons(row)[0]
     await here.beat(node)
     await asyncio.gather(*(here.until(name, S.RUNNING) for name in refused))
 
@@ -147,7 +147,7 @@ async def test_those_that_the_node_refused_hold_up_nobody_behind_them(
 async def test_what_waited_before_an_update_is_placed_like_the_others(here: World) -> None:
     node = await here.join(total=FULL)
     names = await crowd(here, 6)
-    await here.services.works.db.write(
+    await here.services.internals.db.write(
         lambda session: session.execute(text("UPDATE sandboxes SET want = 'alone/' || id"))
     )
     await grown(here, node, 4)
@@ -181,10 +181,10 @@ async def test_creates_beyond_the_seats_are_taken_in_and_come_back_later(
 async def test_no_row_is_touched_to_find_those_that_wait(tmp_path: Path) -> None:
     async with world(settings_for(tmp_path)) as here:
         asked: list[str] = []
-        engine = here.services.works.db._engine
+        engine = here.services.internals.db._engine
         event.listen(engine, "before_cursor_execute", lambda *given: asked.append(given[2]))
-        await here.services.works.db.read(lambda session: list(waiting.turns(session, "x", 5)))
-        await here.services.works.db.read(waiting.kinds)
+        await here.services.internals.db.read(lambda session: list(sandboxes.turns(session, "x", 5)))
+        await here.services.internals.db.read(sandboxes.waiting_kinds)
         queries = [query for query in asked if query.startswith("SELECT")]
         assert len(queries) == 2
 
@@ -192,6 +192,6 @@ async def test_no_row_is_touched_to_find_those_that_wait(tmp_path: Path) -> None
             run = session.connection().exec_driver_sql
             return [str(run(f"EXPLAIN QUERY PLAN {query}", ("x",) * query.count("?")).all()) for query in queries]
 
-        for plan in await here.services.works.db.read(explain):
+        for plan in await here.services.internals.db.read(explain):
             assert "COVERING INDEX ix_sandboxes_state" in plan
             assert "TEMP B-TREE" not in plan

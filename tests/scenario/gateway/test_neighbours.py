@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from gateway.errors import ApiError
-from gateway.services.peers import TAKEOVER_INTERVAL
 from gateway.services.tasks import RESTART_AFTER
+from gateway.services.unit_of_work import TAKEOVER_INTERVAL
 from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState
@@ -120,15 +120,15 @@ async def test_a_lease_that_is_kept_in_one_gateway_is_not_ended_by_another(pair:
     one, two = pair
     create = asyncio.create_task(one.services.sandboxes.create(spec()))
     await one.until("a", S.PENDING)
-    two.services.works.expiry.renew("a")  # as if it had started now
+    two.services.internals.expiry.renew("a")  # as if it had started now
     create.cancel()
     await asyncio.gather(create, return_exceptions=True)
     one.moved.advance(200)
     again = asyncio.create_task(one.services.sandboxes.create(spec()))
-    while again.done() or not one.services.works.rim.ledger.is_watched("a"):
+    while again.done() or not one.services.internals.context.uow.is_watched("a"):
         await asyncio.sleep(0)
     await one.moved.someone_sleeps(one.settings.create_wait)
-    await one.services.works.activity.flush()
+    await one.services.internals.activity.flush()
     one.moved.advance(100)
     for _ in range(20):
         assert await two.state("a") is S.PENDING

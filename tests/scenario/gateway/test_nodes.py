@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.node_health import Patience
+from gateway.core.node_health import HeartbeatLimits
 from gateway.errors import ApiError
 from gateway.services.assembly import build
-from gateway.services.timers import RETRY_AFTER
+from gateway.services.tasks import RETRY_AFTER
 from gateway.store import sandboxes
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
@@ -39,7 +39,7 @@ async def node_state(world: World) -> NodeState:
 
 async def grow_silent(world: World, state: NodeState) -> None:
     """Moves the clock until the only node is in ``state``."""
-    patience = Patience(world.settings.unreachable_after, world.settings.lost_after)
+    patience = HeartbeatLimits(world.settings.unreachable_after, world.settings.lost_after)
     world.moved.advance(patience.unreachable_after)
     while await node_state(world) is not N.UNREACHABLE:
         await asyncio.sleep(0)
@@ -152,7 +152,7 @@ async def test_a_store_that_takes_nothing_is_not_taken_for_the_silence_of_the_no
 ) -> None:
     settings, fleet, clock = settings_for(tmp_path), Fleet(), MovedClock()
     async with build(settings, fleet, clock, open_database=FailingDatabase.open) as services:
-        here, db = World(services, fleet, clock, settings), services.works.db
+        here, db = World(services, fleet, clock, settings), services.internals.db
         assert isinstance(db, FailingDatabase)
         node = await here.join()
         await here.services.sandboxes.create(spec())
@@ -177,7 +177,7 @@ async def test_a_store_that_takes_nothing_is_not_taken_for_the_silence_of_the_no
 async def test_uses_that_a_full_store_did_not_take_are_written_later(tmp_path: Path) -> None:
     settings, fleet, clock = settings_for(tmp_path), Fleet(), MovedClock()
     async with build(settings, fleet, clock, open_database=FailingDatabase.open) as services:
-        here, db, activity = World(services, fleet, clock, settings), services.works.db, services.works.activity
+        here, db, activity = World(services, fleet, clock, settings), services.internals.db, services.internals.activity
         assert isinstance(db, FailingDatabase)
         await here.join()
         await here.services.sandboxes.create(spec())

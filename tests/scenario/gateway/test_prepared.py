@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pydantic import ValidationError
 
-from gateway.core.prepared import PreparedKind
+from gateway.core.model import PreparedKind
 from gateway.errors import ApiError
 from gateway.wire import limits
 from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PoolCeiling, PrepareRequest
@@ -216,6 +216,6 @@ async def test_creates_at_once_claim_one_unit_each(here: World) -> None:
 async def test_units_outlive_the_gateway(here: World, database_url: str | None) -> None:
     await here.join()
     prepare_id = await prepare(here)
-    here.services.works.lock.close()
+    here.services.internals.lock.close()
     async with world(settings_for(here.settings.state_dir, database_url), here.fleet, here.clock) as next_life:
         assert await units(next_life) == {prepare_id: 2}

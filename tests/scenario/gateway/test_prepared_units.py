@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from sqlmodel import Session
 
-from gateway.core.model import Sandbox
-from gateway.core.prepared import PreparedKind
+from gateway.core.model import PreparedKind, Sandbox
 from gateway.errors import ApiError
 from gateway.services.assembly import build
-from gateway.services.ports import SystemClock
+from gateway.services.tasks import SystemClock
 from gateway.store import sandboxes
 from gateway.wire.capacity import Ceilings, PoolCeiling, PrepareRequest
 from gateway.wire.errors import ErrorCode
@@ -42,7 +41,7 @@ async def holders(world: World) -> set[str]:
     def fn(session: Session) -> list[Sandbox]:
         return sandboxes.in_states(session, set(SandboxState))
 
-    return {sandbox.id for sandbox in await world.services.works.db.read(fn) if sandbox.batch is not None}
+    return {sandbox.id for sandbox in await world.services.internals.db.read(fn) if sandbox.batch is not None}
 
 
 async def create(world: World, sandbox_id: str = "a", **fields: object) -> ApiError | None:

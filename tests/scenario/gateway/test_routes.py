@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.services import route_cache
 from gateway.services.assembly import build
-from gateway.services.ports import Route
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
@@ -45,7 +45,7 @@ class WatchedDatabase(Database):
 async def watched(tmp_path: Path) -> AsyncIterator[tuple[World, WatchedDatabase]]:
     settings, fleet, clock = settings_for(tmp_path), Fleet(), MovedClock()
     async with build(settings, fleet, clock, open_database=WatchedDatabase.open) as services:
-        db = services.works.db
+        db = services.internals.db
         assert isinstance(db, WatchedDatabase)
         yield World(services, fleet, clock, settings), db
 

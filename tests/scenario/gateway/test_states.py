@@ -36,7 +36,7 @@ class Case:
 
 
 TABLE = [
-    Case(S.PENDING, None, S.RUNNING, "the dispatcher", 1),
+    Case(S.PENDING, None, S.RUNNING, "the scheduler", 1),
     Case(S.CREATING, None, S.RUNNING, "its driver", 1),
     Case(S.CREATING, S.RUNNING, S.RUNNING, "its driver", 1),
     Case(S.RUNNING, S.RUNNING, S.RUNNING, "nobody has to"),
@@ -86,7 +86,7 @@ async def write(world: World, state: SandboxState, ttl: float | None = None) -> 
         expires_at = None if ttl is None else row.created_at + timedelta(seconds=ttl)
         return sandboxes.save(session, row, replace(left_behind(row, state), expires_at=expires_at))
 
-    return await world.services.works.db.write(fn)
+    return await world.services.internals.db.write(fn)
 
 
 @asynccontextmanager
@@ -177,7 +177,7 @@ async def test_a_restart_that_its_node_refuses_for_long_fails_and_keeps_the_work
 
 
 async def held(here: World) -> Shape:
-    (room,) = await here.services.works.db.read(nodes.rooms)
+    (room,) = await here.services.internals.db.read(nodes.rooms)
     return room.reserved
 
 

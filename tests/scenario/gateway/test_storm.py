@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.model import NodeAddress
 from gateway.errors import ApiError
 from gateway.services.assembly import build
-from gateway.services.ports import NodeAddress, SystemClock
+from gateway.services.tasks import SystemClock
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState
 from tests.scenario.gateway.test_crash import drop

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from gateway.core.model import Sandbox
+from gateway.core.model import NodeAddress, Sandbox
 from gateway.errors import ApiError
 from gateway.services.assembly import Services, build
-from gateway.services.ports import Clock, NodeAddress
+from gateway.services.tasks import AsyncClock
 from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
 from gateway.store.db import make_engine
@@ -202,7 +202,7 @@ class World:
 
     services: Services
     fleet: Fleet
-    clock: Clock
+    clock: AsyncClock
     settings: GatewaySettings
 
     @property
@@ -240,7 +240,7 @@ class World:
 
     async def until(self, sandbox_id: str, *states: SandboxState) -> None:
         """Returns once the sandbox is in one of these states."""
-        ledger = self.services.works.rim.ledger
+        uow = self.services.internals.context.uow
         changed = asyncio.Event()
         latest: list[Sandbox] = []
 
@@ -249,8 +249,8 @@ class World:
                 latest.append(sandbox)
                 changed.set()
 
-        ledger.listen(listen)
-        row = await ledger.db.read(lambda session: sandboxes.get(session, sandbox_id))
+        uow.listen(listen)
+        row = await uow.db.read(lambda session: sandboxes.get(session, sandbox_id))
         while row is None or row.state not in states:
             await changed.wait()
             changed.clear()
@@ -298,7 +298,7 @@ def settings_for(state_dir: Path, url: str | None = None, **fields: object) -> G
 
 @contextlib.asynccontextmanager
 async def world(
-    settings: GatewaySettings, fleet: Fleet | None = None, clock: Clock | None = None
+    settings: GatewaySettings, fleet: Fleet | None = None, clock: AsyncClock | None = None
 ) -> AsyncIterator[World]:
     """A running gateway."""
     fleet = fleet or Fleet()

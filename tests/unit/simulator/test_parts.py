@@ -11,7 +11,7 @@ from autoscaler.core.pools import PoolPolicy
 from autoscaler.core.states import IntentState as S
 from autoscaler.store.journal import Journal
 from gateway.core.model import Node
-from gateway.core.placement import NodeRoom, Placed, Wanted, place
+from gateway.core.placement import NodeRoom, Placed, Requirements, place
 from gateway.wire.resources import Shape
 from gateway.wire.settings import ConfigurationError
 from providers.base import OPERATION_LABEL, POOL_LABEL, Applied, Billing, Create, ErrorKind, ProviderError, Ref
@@ -61,7 +61,7 @@ def test_sandboxes_are_placed_where_the_gateway_would_place_them(seed: int) -> N
         fake.register(f"vm{number}", f"op{number}", pool, shape)
     for job in some_jobs(40, chance):
         rooms = [NodeRoom(_node(record), record.reserved) for record in fake.nodes()]
-        real = place(Wanted(job.shape), rooms)
+        real = place(Requirements(job.shape), rooms)
         before = {record.id: record.sandboxes for record in fake.nodes()}
         fake.submit([job])
         grown = [record.id for record in fake.nodes() if record.sandboxes > before[record.id]]

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from gateway.core import transitions
-from gateway.core.inventory import Decision, Remove, Update, reconcile, with_versions
+from gateway.core.inventory import Decision, OrphanRemoval, RowUpdate, reconcile, versions_after
 from gateway.core.model import Sandbox
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.resources import Shape
@@ -42,7 +42,7 @@ def outcome(decisions: list[Decision]) -> str:
     if not decisions:
         return "-"
     (decision,) = decisions
-    return decision.after.state.value if isinstance(decision, Update) else f"remove {decision.generation}"
+    return decision.after.state.value if isinstance(decision, RowUpdate) else f"remove {decision.generation}"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_row_younger_than_the_inventory_is_not_judged_by_absence(
 
 
 def test_what_no_row_owns_is_removed() -> None:
-    assert decide([], [item(S.RUNNING, 3)]) == [Remove("a", 3)]
-    assert decide([row(S.RUNNING)], [item(S.RUNNING, 3)]) == [Remove("a", 3), *decide([row(S.RUNNING)], [])]
+    assert decide([], [item(S.RUNNING, 3)]) == [OrphanRemoval("a", 3)]
+    assert decide([row(S.RUNNING)], [item(S.RUNNING, 3)]) == [OrphanRemoval("a", 3), *decide([row(S.RUNNING)], [])]
     assert outcome(decide([row(S.CREATING)], [item(S.RUNNING, operation_id="other")])) == "remove 2"
 
 
@@ -122,7 +122,7 @@ def test_the_end_of_what_a_refused_restart_left_running_is_noted(
 ) -> None:
     refused = transitions.restart_refused(row(S.CREATING), "full", NOW)
     decisions = decide([refused], [] if on_node is None else [item(on_node, 1)], old=old)
-    assert decisions == ([Update(refused, replace(refused, ended_at=NOW))] if ended else [])
+    assert decisions == ([RowUpdate(refused, replace(refused, ended_at=NOW))] if ended else [])
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_every_decision_is_in_the_table(state: SandboxState, engine: SandboxStat
     if state in {S.DELETED, S.PENDING}:
         return  # such rows belong to no node
     for decision in decide([row(state)], [item(engine, generation)], old=old):
-        if isinstance(decision, Update):
+        if isinstance(decision, RowUpdate):
             assert decision.after.state in SANDBOX_TRANSITIONS[decision.before.state]
 
 
 def test_versions_are_those_after_the_decisions() -> None:
     rows = [row(S.RUNNING)]
-    assert with_versions(rows, []) == {"a": 7}
-    assert with_versions(rows, decide(rows, [item(S.FAILED)])) == {"a": 8}
+    assert versions_after(rows, []) == {"a": 7}
+    assert versions_after(rows, decide(rows, [item(S.FAILED)])) == {"a": 8}

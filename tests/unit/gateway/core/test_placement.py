@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core import batch
-from gateway.core.batch import place_all
+from gateway.core import placement
 from gateway.core.model import Node
-from gateway.core.placement import MOST_REASONS, NeverFits, NodeRoom, NoRoom, Placed, Wanted, place
+from gateway.core.placement import MAX_REASONS, NeverFits, NodeRoom, NoRoom, Placed, Requirements, place, place_all
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.nodes import NodeRole, RuntimeReport
 from gateway.wire.resources import Shape
@@ -45,34 +44,34 @@ def ceiling(shape: Shape, max_nodes: int = 5, runtimes: tuple[str, ...] = ("runs
 
 def test_the_fullest_node_with_room_is_taken() -> None:
     rooms = [room("empty"), room("half", reserved=Shape(cpus=2, memory_mb=4096, disk_mb=20_000, slots=2))]
-    assert place(Wanted(ONE), rooms) == Placed("half", "runsc", 0)
+    assert place(Requirements(ONE), rooms) == Placed("half", "runsc", 0)
 
 
 def test_gpu_nodes_are_kept_for_gpu_work() -> None:
     rooms = [room("a-gpu", GPU, runtimes=(RUNSC, DOCKER)), room("b-cpu", BIG)]
-    assert place(Wanted(ONE), rooms) == Placed("b-cpu", "runsc", 0)
-    wanted = Wanted(ONE.model_copy(update={"gpus": 2}), runtime="docker")
+    assert place(Requirements(ONE), rooms) == Placed("b-cpu", "runsc", 0)
+    wanted = Requirements(ONE.model_copy(update={"gpus": 2}), runtime="docker")
     assert place(wanted, rooms) == Placed("a-gpu", "docker", 2)
 
 
 def test_a_gpu_node_that_is_fuller_still_takes_other_work_last() -> None:
     busy = Shape(cpus=14, memory_mb=60_000, disk_mb=400_000, gpus=4, slots=90)
     gpu = room("a-gpu", GPU, busy, runtimes=(RUNSC, DOCKER))
-    assert place(Wanted(ONE), [gpu, room("b-cpu", BIG)]) == Placed("b-cpu", "runsc", 0)
-    assert place(Wanted(ONE), [gpu, room("b-cpu", SMALL, SMALL)]) == Placed("a-gpu", "runsc", 0)
+    assert place(Requirements(ONE), [gpu, room("b-cpu", BIG)]) == Placed("b-cpu", "runsc", 0)
+    assert place(Requirements(ONE), [gpu, room("b-cpu", SMALL, SMALL)]) == Placed("a-gpu", "runsc", 0)
 
 
 def test_a_builder_holds_no_sandbox_and_says_nothing_of_what_could_fit() -> None:
     builder = room("builder", BIG, role="builder")
-    assert place(Wanted(ONE), [builder]) == NoRoom(())
-    assert place(Wanted(ONE), [builder, room("both", role="both")]) == Placed("both", "runsc", 0)
-    batch = place_all([("one", Wanted(ONE))], [builder, room("small")])
-    assert batch == {"one": Placed("small", "runsc", 0)}
-    assert isinstance(place(Wanted(BIG), [builder, room("small")]), NeverFits)
+    assert place(Requirements(ONE), [builder]) == NoRoom(())
+    assert place(Requirements(ONE), [builder, room("both", role="both")]) == Placed("both", "runsc", 0)
+    placement = place_all([("one", Requirements(ONE))], [builder, room("small")])
+    assert placement == {"one": Placed("small", "runsc", 0)}
+    assert isinstance(place(Requirements(BIG), [builder, room("small")]), NeverFits)
 
 
 def test_all_gpus_means_every_one_of_a_node_that_has_none_in_use() -> None:
-    wanted = Wanted(ONE.model_copy(update={"gpus": 1}), runtime="docker", all_gpus=True)
+    wanted = Requirements(ONE.model_copy(update={"gpus": 1}), runtime="docker", all_gpus=True)
     free = room("free", GPU, runtimes=(DOCKER,))
     used = room("used", GPU, Shape(cpus=1, gpus=1, slots=1), runtimes=(DOCKER,))
     assert place(wanted, [free]) == Placed("free", "docker", 4)
@@ -83,28 +82,28 @@ def test_all_gpus_means_every_one_of_a_node_that_has_none_in_use() -> None:
 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.UNREACHABLE])
 def test_a_node_that_takes_nothing_now_makes_the_sandbox_wait(state: NodeState) -> None:
-    answer = place(Wanted(ONE), [room("n", state=state)])
+    answer = place(Requirements(ONE), [room("n", state=state)])
     assert answer == NoRoom((f"node n: is {state}",))
 
 
 @pytest.mark.parametrize("state", [NodeState.LOST, NodeState.GONE])
 def test_a_node_that_is_away_counts_for_nothing(state: NodeState) -> None:
-    assert place(Wanted(ONE), [room("n", state=state)]) == NoRoom(())
+    assert place(Requirements(ONE), [room("n", state=state)]) == NoRoom(())
 
 
 def test_a_node_that_has_not_reported_yet_is_waited_for() -> None:
     known = room("n")
     silent = NodeRoom(Node(**{**known.node.__dict__, "heartbeat_at": None}), known.reserved)
-    assert place(Wanted(ONE), [silent]) == NoRoom(("node n: has not reported yet",))
+    assert place(Requirements(ONE), [silent]) == NoRoom(("node n: has not reported yet",))
 
 
 def test_nothing_known_is_no_reason_to_refuse() -> None:
-    assert place(Wanted(BIG), []) == NoRoom(())
-    assert place(Wanted(BIG), [], [ceiling(BIG, max_nodes=0)]) == NoRoom(())
+    assert place(Requirements(BIG), []) == NoRoom(())
+    assert place(Requirements(BIG), [], [ceiling(BIG, max_nodes=0)]) == NoRoom(())
 
 
 def test_above_every_node_and_pool_it_never_fits() -> None:
-    wanted = Wanted(ONE.model_copy(update={"memory_mb": 100_000}))
+    wanted = Requirements(ONE.model_copy(update={"memory_mb": 100_000}))
     answer = place(wanted, [room("n")], [ceiling(BIG)])
     assert isinstance(answer, NeverFits)
     assert answer.maximum == BIG
@@ -115,44 +114,50 @@ def test_above_every_node_and_pool_it_never_fits() -> None:
 
 
 def test_amounts_in_a_sentence_are_whole_numbers() -> None:
-    answer = place(Wanted(ONE.model_copy(update={"memory_mb": 10_000_000})), [room("n")])
+    answer = place(Requirements(ONE.model_copy(update={"memory_mb": 10_000_000})), [room("n")])
     assert isinstance(answer, NeverFits)
     assert answer.reasons == ("node n: is too small: memory_mb 8192 of 10000000",)
 
 
 def test_a_pool_that_may_grow_is_waited_for() -> None:
-    wanted = Wanted(ONE.model_copy(update={"memory_mb": 50_000}))
+    wanted = Requirements(ONE.model_copy(update={"memory_mb": 50_000}))
     assert isinstance(place(wanted, [room("n")], [ceiling(BIG)]), NoRoom)
     assert isinstance(place(wanted, [room("n")], [ceiling(BIG, max_nodes=0)]), NeverFits)
 
 
 def test_a_runtime_that_nobody_has_never_fits() -> None:
-    answer = place(Wanted(ONE, isolation="runc", runtime="docker"), [room("n")], [ceiling(BIG)])
+    answer = place(Requirements(ONE, isolation="runc", runtime="docker"), [room("n")], [ceiling(BIG)])
     assert isinstance(answer, NeverFits)
     assert "docker with isolation runc" in answer.reasons[0]
 
 
 def test_a_node_that_refused_is_left_out() -> None:
-    assert place(Wanted(ONE, avoid=frozenset({"a"})), [room("a"), room("b")]) == Placed("b", "runsc", 0)
+    assert place(Requirements(ONE, avoid=frozenset({"a"})), [room("a"), room("b")]) == Placed("b", "runsc", 0)
 
 
 def test_the_preferred_runtime_is_taken_where_both_will_do() -> None:
-    assert place(Wanted(ONE), [room("n", runtimes=(DOCKER, RUNSC))]) == Placed("n", "runsc", 0)
-    assert place(Wanted(ONE), [room("n", runtimes=(DOCKER,))]) == Placed("n", "docker", 0)
+    assert place(Requirements(ONE), [room("n", runtimes=(DOCKER, RUNSC))]) == Placed("n", "runsc", 0)
+    assert place(Requirements(ONE), [room("n", runtimes=(DOCKER,))]) == Placed("n", "docker", 0)
 
 
 def test_a_refusal_names_some_nodes_and_counts_the_others() -> None:
-    full = [room(f"n{number:03}", reserved=SMALL) for number in range(MOST_REASONS + 5)]
-    answer = place(Wanted(ONE), full)
+    full = [room(f"n{number:03}", reserved=SMALL) for number in range(MAX_REASONS + 5)]
+    answer = place(Requirements(ONE), full)
     assert isinstance(answer, NoRoom)
-    assert len(answer.reasons) == MOST_REASONS + 1
+    assert len(answer.reasons) == MAX_REASONS + 1
     assert answer.reasons[-1] == "and 5 more nodes"
 
 
 def test_needs_have_one_key_when_they_are_equal() -> None:
-    needs = [Wanted(ONE), Wanted(ONE, "docker"), Wanted(ONE, isolation="runc"), Wanted(ONE, all_gpus=True), Wanted(BIG)]
+    needs = [
+        Requirements(ONE),
+        Requirements(ONE, "docker"),
+        Requirements(ONE, isolation="runc"),
+        Requirements(ONE, all_gpus=True),
+        Requirements(BIG),
+    ]
     assert len({wanted.key for wanted in needs}) == len(needs)
-    assert Wanted(ONE, avoid=frozenset({"n"})).key == Wanted(ONE.model_copy()).key
+    assert Requirements(ONE, avoid=frozenset({"n"})).key == Requirements(ONE.model_copy()).key
 
 
 shapes = st.builds(
@@ -185,7 +190,7 @@ worlds = st.lists(
 @given(worlds, st.lists(st.tuples(shapes, st.booleans()), max_size=25))
 def test_a_batch_never_takes_more_than_there_is(rooms: list[NodeRoom], needs: list[tuple[Shape, bool]]) -> None:
     waiting = [
-        (f"s{index}", Wanted(shape, "docker" if shape.gpus else None, all_gpus=all_gpus and shape.gpus > 0))
+        (f"s{index}", Requirements(shape, "docker" if shape.gpus else None, all_gpus=all_gpus and shape.gpus > 0))
         for index, (shape, all_gpus) in enumerate(needs)
     ]
     answers = place_all(waiting, rooms)
@@ -211,13 +216,13 @@ def test_a_batch_never_takes_more_than_there_is(rooms: list[NodeRoom], needs: li
 def test_the_answer_does_not_depend_on_the_order_of_the_nodes(rooms: list[NodeRoom], shape: Shape, rng: object) -> None:
     shuffled = list(rooms)
     rng.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert place(Wanted(shape), rooms) == place(Wanted(shape), shuffled)
+    assert place(Requirements(shape), rooms) == place(Requirements(shape), shuffled)
 
 
 @settings(max_examples=100, deadline=None)
 @given(worlds, shapes)
 def test_it_is_placed_exactly_when_some_node_has_room(rooms: list[NodeRoom], shape: Shape) -> None:
-    wanted = Wanted(shape, "docker" if shape.gpus else None)
+    wanted = Requirements(shape, "docker" if shape.gpus else None)
     able = [
         candidate
         for candidate in rooms
@@ -234,14 +239,17 @@ def test_a_batch_answers_as_one_after_the_other(
     rooms: list[NodeRoom], needs: list[tuple[Shape, bool, set[str]]]
 ) -> None:
     waiting = [
-        (f"s{index}-{turn}", Wanted(shape, "docker" if shape.gpus else None, "gvisor", everything, frozenset(avoid)))
+        (
+            f"s{index}-{turn}",
+            Requirements(shape, "docker" if shape.gpus else None, "gvisor", everything, frozenset(avoid)),
+        )
         for turn in range(3)
         for index, (shape, all_gpus, avoid) in enumerate(needs)
         for everything in [all_gpus and shape.gpus > 0]
     ]
     answers = place_all(waiting, rooms)
     left = {candidate.node.id: candidate for candidate in rooms}
-    refused: dict[Wanted, object] = {}
+    refused: dict[Requirements, object] = {}
     for name, wanted in waiting:
         answer = place(wanted, left.values())
         if isinstance(answer, Placed):
@@ -256,16 +264,16 @@ def test_a_batch_answers_as_one_after_the_other(
 
 def test_the_work_of_a_batch_grows_with_what_is_placed_and_not_with_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    original = batch.fit
+    original = placement.fit
 
-    def counted(wanted: Wanted, candidate: NodeRoom) -> object:
+    def counted(wanted: Requirements, candidate: NodeRoom) -> object:
         nonlocal looks
         looks += 1
         return original(wanted, candidate)
 
-    monkeypatch.setattr(batch, "fit", counted)
+    monkeypatch.setattr(placement, "fit", counted)
     nodes = [room(f"n{number:03}", SMALL) for number in range(100)]
-    needs = [Wanted(ONE), Wanted(ONE.model_copy(update={"memory_mb": 2048}))]
+    needs = [Requirements(ONE), Requirements(ONE.model_copy(update={"memory_mb": 2048}))]
     for waiting in (1_000, 4_000):
         looks = 0
         answers = place_all([(f"s{number}", needs[number % 2]) for number in range(waiting)], nodes)

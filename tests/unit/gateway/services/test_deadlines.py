@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.services.tasks import Background, wait_for_event
-from gateway.services.timers import RETRY_AFTER, Deadlines
+from gateway.services.tasks import RETRY_AFTER, Background, Deadlines, wait_for_event
 from tests.scenario.gateway.world import MovedClock
 
 

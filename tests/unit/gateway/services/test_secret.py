@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.services.directory import Directory
-from gateway.services.node_credentials import lock_state, node_secret
-from gateway.store.db import Database, StoreError
+from gateway.errors import StoreError
+from gateway.services.node_credentials import NodeDirectory, lock_state, node_secret
+from gateway.store.db import Database
 
 
 def test_the_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_a_second_gateway_is_kept_out(tmp_path: Path) -> None:
 
 def test_control_tokens_differ_by_node_and_by_gateway(tmp_path: Path) -> None:
     db = Database.open(f"sqlite:///{tmp_path / 'g.db'}")
-    here, there = Directory(db, b"x" * 32), Directory(db, b"y" * 32)
+    here, there = NodeDirectory(db, b"x" * 32), NodeDirectory(db, b"y" * 32)
     tokens = {here.control_token("a"), here.control_token("b"), there.control_token("a")}
     assert len(tokens) == 3
     assert here.control_token("a") in tokens

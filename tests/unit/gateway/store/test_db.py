@@ -12,10 +12,9 @@ from sqlalchemy import Connection, event, text
 from sqlmodel import Session, SQLModel
 
 from gateway.core import transitions
-from gateway.errors import ApiError
+from gateway.errors import ApiError, StoreError
 from gateway.store import sandboxes
-from gateway.store.db import Database, StaleError, StoreError, make_engine
-from gateway.store.migrate import migrate
+from gateway.store.db import Database, StaleError, make_engine, migrate
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 

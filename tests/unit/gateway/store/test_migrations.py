@@ -10,7 +10,7 @@ from alembic.config import Config
 from sqlalchemy import text
 
 from gateway.core.model import Node
-from gateway.store import migrate, nodes
+from gateway.store import db, nodes
 from gateway.store.db import Database, make_engine
 
 NOW = "2026-01-02 03:04:05.000000"
@@ -20,7 +20,7 @@ def at_version(url: str, revision: str) -> None:
     """Makes a database as that version left it, with a node and a join token."""
     engine = make_engine(url)
     config = Config()
-    config.set_main_option("script_location", str(Path(migrate.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(db.__file__).parent / "migrations"))
     config.set_main_option("path_separator", "os")
     with engine.begin() as connection:
         config.attributes["connection"] = connection

@@ -8,12 +8,12 @@ import pytest
 
 from gateway.core import node_health
 from gateway.core.model import Node
-from gateway.core.node_health import Patience
+from gateway.core.node_health import HeartbeatLimits
 from gateway.wire.resources import Shape
 from gateway.wire.states import NODE_TRANSITIONS, NodeState
 
 N = NodeState
-PATIENCE = Patience(unreachable_after=20, lost_after=300)
+LIMITS = HeartbeatLimits(unreachable_after=20, lost_after=300)
 NODE = Node(
     id="n", instance="vm", pool="p", state=N.READY, node_url="http://n", agent_version="1", total=Shape(), runtimes=(),
     registered_at=datetime(2026, 1, 1, tzinfo=UTC),
@@ -34,30 +34,30 @@ NODE = Node(
         (N.GONE, 10_000, N.GONE),
     ],
 )
-def test_silence(state: NodeState, age: float, expected: NodeState) -> None:
-    assert node_health.silent(state, age, PATIENCE) is expected
+def test_state_by_age_of_the_last_heartbeat(state: NodeState, age: float, expected: NodeState) -> None:
+    assert node_health.state_at_age(state, age, LIMITS) is expected
 
 
 @pytest.mark.parametrize("state", list(N))
-def test_the_next_judgement_is_the_age_at_which_the_state_changes(state: NodeState) -> None:
-    age = node_health.next_judgement(state, PATIENCE)
+def test_the_next_check_is_due_when_the_state_changes(state: NodeState) -> None:
+    age = node_health.next_check(state, LIMITS)
     if age is None:
-        assert node_health.silent(state, 1e9, PATIENCE) is state
+        assert node_health.state_at_age(state, 1e9, LIMITS) is state
     else:
-        assert node_health.silent(state, age - 0.001, PATIENCE) is state
-        assert node_health.silent(state, age, PATIENCE) is not state
+        assert node_health.state_at_age(state, age - 0.001, LIMITS) is state
+        assert node_health.state_at_age(state, age, LIMITS) is not state
 
 
-def test_silence_takes_one_legal_step_at_a_time() -> None:
+def test_a_silent_node_takes_one_legal_step_at_a_time() -> None:
     steps = [N.READY]
-    while (after := node_health.silent(steps[-1], 1e9, PATIENCE)) is not steps[-1]:
+    while (after := node_health.state_at_age(steps[-1], 1e9, LIMITS)) is not steps[-1]:
         steps.append(after)
     assert steps == [N.READY, N.UNREACHABLE, N.LOST]
     assert all(later in NODE_TRANSITIONS[earlier] for earlier, later in pairwise(steps))
 
 
 @pytest.mark.parametrize("state", [N.UNREACHABLE, N.LOST])
-def test_a_silent_node_that_is_drained_is_draining_when_it_speaks_again(state: NodeState) -> None:
+def test_a_node_drained_while_silent_is_draining_once_it_reports(state: NodeState) -> None:
     drained = node_health.drained(replace(NODE, state=state), True)
     assert drained.state is state
     assert node_health.opened(drained).state is N.DRAINING

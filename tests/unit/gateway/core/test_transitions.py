@@ -8,7 +8,7 @@ import pytest
 from gateway.core import transitions
 from gateway.core.model import NOTHING, Sandbox
 from gateway.core.placement import Placed
-from gateway.core.transitions import Outcome
+from gateway.core.transitions import OrderOutcome
 from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.resources import Shape
@@ -119,11 +119,11 @@ def test_a_start_failure_in_an_inventory_is_told_to_the_creator() -> None:
 @pytest.mark.parametrize("code", list(ErrorCode))
 def test_every_error_of_an_order_has_an_outcome(code: ErrorCode) -> None:
     outcome = transitions.outcome_of(code)
-    if outcome is Outcome.FINAL:
+    if outcome is OrderOutcome.FINAL:
         assert not CODE_RULES[code].retryable, "what may succeed later must not kill a sandbox"
-    assert transitions.outcome_of(ErrorCode.NODE_UNREACHABLE) is Outcome.UNKNOWN
-    assert transitions.outcome_of(ErrorCode.TIMEOUT) is Outcome.UNKNOWN
-    assert transitions.outcome_of(ErrorCode.NODE_REFUSED) is Outcome.REFUSED
+    assert transitions.outcome_of(ErrorCode.NODE_UNREACHABLE) is OrderOutcome.UNKNOWN
+    assert transitions.outcome_of(ErrorCode.TIMEOUT) is OrderOutcome.UNKNOWN
+    assert transitions.outcome_of(ErrorCode.NODE_REFUSED) is OrderOutcome.REFUSED
 
 
 def test_a_change_outside_the_table_is_a_bug() -> None:
