@@ -25,8 +25,8 @@ from gateway.wire import limits
 from gateway.wire.nodes import RegisterRequest, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import NodeError, RuntimeFailure
-from node_agent.exec.sessions import Bounds, Sessions
-from node_agent.exec.store import SpoolStore
+from node_agent.exec.history import HistoryStore
+from node_agent.exec.sessions import SessionBounds, Sessions
 from node_agent.files.transfer import Transfers
 from node_agent.host.machine import Machine, count_gpus
 from node_agent.http.app import Standing, build_app
@@ -67,8 +67,8 @@ class Node:
         gpus = count_gpus() if any(report.gpus for report in reports) else 0
         machine = self._machine = Machine(settings, gpus=gpus)
         self.sandboxes = SandboxManager(self._runtimes, machine.total, machine.disk_shortage, creators, workers)
-        spool = SpoolStore(settings.root / "spool", settings.spool_mb * limits.MIB)
-        bounds = Bounds(settings.max_execs, settings.exec_retention)
+        spool = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
+        bounds = SessionBounds(settings.max_execs, settings.exec_retention)
         self.sessions = Sessions(spool, blocking, self.sandboxes.find_death, bounds)
         self.agent = Agent(
             gateway_url=settings.gateway_url,

@@ -1,30 +1,35 @@
-"""What one session keeps: its events on disk and its totals.  Blocking; safe from any thread."""
+"""What is kept of exec sessions: the events and totals of each, and the directory that bounds all of them.
+
+Blocking; safe from any thread.
+"""
 
 import logging
+import re
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final
 
-from gateway.wire.exec import Stream
-from node_agent.exec.spool import HEADER_SIZE, Record, Spool
-from node_agent.exec.utf8 import CharacterGate, cut
+from pydantic import ValidationError
+
+from gateway.wire import limits
+from gateway.wire.exec import ExecSession, Stream
+from node_agent.exec.spool import HEADER_SIZE, CharacterGate, Spool, SpoolRecord, cut
 from node_agent.runtime.base import Chunk
 from node_agent.runtime.base import Stream as Output
 
 log = logging.getLogger(__name__)
 
-
-class Budget(Protocol):
-    """Room that all histories of the node share."""
-
-    def take(self, size: int) -> bool:
-        """Whether ``size`` more bytes may be stored; counts them if so."""
+SESSION_ID: Final = re.compile(
+    r"exec-[0-9a-f]{32}\.(?P<generation>[1-9][0-9]{0,17})\.(?P<sandbox>" + limits.ID_PATTERN[1:-1] + ")"
+)
+"""The route is in the id: generation and sandbox.  It is also the name of the session's files."""
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Bytes that a process wrote, and whether all of them are stored."""
+class OutputTotals:
+    """Bytes that a process wrote, and whether some of them are not stored."""
 
     stdout: int = 0
     stderr: int = 0
@@ -34,10 +39,16 @@ class Totals:
 class History:
     """Feeds output into a spool: whole characters only, up to a bound, with one event where it bites."""
 
-    def __init__(self, path: Path, max_output: int, budget: Budget) -> None:
+    def __init__(self, path: Path, max_output: int, reserve: Callable[[int], bool]) -> None:
+        """
+        Args:
+            path: the file of events.
+            max_output: bytes of output that are stored; the rest is counted only.
+            reserve: takes that many bytes from the room that all histories share; ``False`` where they are not free.
+        """
         self._spool = Spool(path)
         self._max_output = max_output
-        self._budget = budget
+        self._reserve = reserve
         self._gates = {Output.STDOUT: CharacterGate(), Output.STDERR: CharacterGate()}
         self._seen = {Output.STDOUT: 0, Output.STDERR: 0}
         self._kept = {Output.STDOUT: 0, Output.STDERR: 0}
@@ -55,38 +66,38 @@ class History:
         return self._spool.size
 
     @property
-    def totals(self) -> Totals:
-        """What the process wrote so far."""
-        return Totals(self._seen[Output.STDOUT], self._seen[Output.STDERR], self._truncated)
+    def totals(self) -> OutputTotals:
+        """How much the process wrote so far."""
+        return OutputTotals(self._seen[Output.STDOUT], self._seen[Output.STDERR], self._truncated)
 
-    def restore_totals(self, totals: Totals) -> None:
-        """Takes over the totals of an earlier life."""
+    def restore_totals(self, totals: OutputTotals) -> None:
+        """Take over the totals of an earlier life of the agent."""
         self._seen = {Output.STDOUT: totals.stdout, Output.STDERR: totals.stderr}
         self._truncated = totals.truncated
 
     def output(self, chunk: Chunk, time: float) -> None:
-        """Stores output, or counts it where the bound is reached."""
+        """Store output, or only count it where the bound is reached."""
         with self._lock:
             self._seen[chunk.stream] += len(chunk.data)
             self._store(chunk.stream, self._gates[chunk.stream].feed(chunk.data), time)
 
     def flush(self, time: float) -> None:
-        """Stores what was held back for the rest of a character that never came."""
+        """Store what was held back for the rest of a character that never came."""
         with self._lock:
             for stream, gate in self._gates.items():
                 self._store(stream, gate.flush(), time)
 
     def note(self, stream: Stream, text: str, time: float, exit_code: int = 0) -> None:
-        """Stores an event that is not output; without room for it the history counts as truncated."""
+        """Store an event that is not output; without room for it the history counts as truncated."""
         with self._lock:
             self._event(stream, text, time, exit_code)
 
-    def read(self, after: int, limit: int, max_bytes: int) -> list[Record]:
-        """See `Spool.read`."""
+    def read(self, after: int, limit: int, max_bytes: int) -> list[SpoolRecord]:
+        """Read events; see `Spool.read`."""
         return self._spool.read(after, limit, max_bytes)
 
     def close(self) -> None:
-        """Ends writing; reading goes on."""
+        """End writing; reading goes on."""
         self._spool.close()
 
     def _store(self, stream: Output, data: bytes, time: float) -> None:
@@ -95,7 +106,7 @@ class History:
         room = self._max_output - sum(self._kept.values())
         fitting = cut(data, room)
         why = f"the session stores {self._max_output} bytes at most" if len(fitting) < len(data) else ""
-        if fitting and not self._budget.take(len(fitting) + HEADER_SIZE):
+        if fitting and not self._reserve(len(fitting) + HEADER_SIZE):
             fitting, why = b"", "the node's spool is full"
         try:
             if fitting:
@@ -116,9 +127,71 @@ class History:
         self._event("truncated", text, time)
 
     def _event(self, stream: Stream, text: str, time: float, exit_code: int = 0) -> None:
-        """A full disk costs events and never the process: the session's own state tells how it ended."""
+        """Store an event.  A full disk costs events and never the process: the session's state says how it ended."""
         try:
             self._spool.append(stream, text.encode(), time, exit_code)
         except OSError as error:
             self._truncated = True
             log.error("an event %s of a session could not be stored: %s", stream, error)
+
+
+class HistoryStore:
+    """The directory of all histories.  Safe from any thread."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def reserve(self, size: int) -> bool:
+        """Take ``size`` bytes of the room that all histories share; return ``False`` where they are not free."""
+        with self._lock:
+            if self._used + size > self._max_bytes:
+                return False
+            self._used += size
+            return True
+
+    def meta(self, session_id: str) -> Path:
+        """Return the path of the session's state."""
+        return self._directory / f"{session_id}.json"
+
+    def open(self, session_id: str, max_output: int) -> History:
+        """Open the history of a session, new or of an earlier life.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        return History(self._events(session_id), max_output, self.reserve)
+
+    def remove(self, session_id: str, stored: int) -> None:
+        """Delete a history of ``stored`` bytes; its room is free again."""
+        self._events(session_id).unlink(missing_ok=True)
+        self.meta(session_id).unlink(missing_ok=True)
+        with self._lock:
+            self._used = max(0, self._used - stored)
+
+    def former(self) -> Iterator[tuple[ExecSession, History]]:
+        """Yield the sessions of earlier lives of the agent; remove files that belong to none."""
+        known: set[Path] = set()
+        for meta in sorted(self._directory.glob("exec-*.json")):
+            try:
+                session = ExecSession.model_validate_json(meta.read_bytes())
+            except ValidationError:
+                log.warning("removing %s: it is not a session", meta)
+                continue
+            events = self._events(session.id)
+            if SESSION_ID.fullmatch(session.id) is None or self.meta(session.id) != meta or not events.exists():
+                continue
+            known |= {meta, events}
+            history = self.open(session.id, limits.MAX_EXEC_OUTPUT)
+            history.restore_totals(OutputTotals(session.stdout_bytes, session.stderr_bytes, session.truncated))
+            self.reserve(history.size)
+            yield session, history
+        for path in self._directory.iterdir():
+            if path not in known:
+                path.unlink()
+
+    def _events(self, session_id: str) -> Path:
+        return self._directory / f"{session_id}.events"

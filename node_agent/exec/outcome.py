@@ -1,4 +1,4 @@
-"""How an exec session ends: status, exit code and the sentence that explains it."""
+"""How an exec session ends: its status, its exit code, and the sentence that explains it.  Pure."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ _KILLERS = frozenset(DeathReason) - {DeathReason.NODE_LOST, DeathReason.START_ER
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ExecOutcome:
     """The end of a session.  ``error`` is empty when the process ended by itself."""
 
     status: ExecStatus
@@ -27,40 +27,40 @@ class Outcome:
     error: str = ""
 
 
-def ended(exit_: Exit) -> Outcome:
-    """The process ended by itself or by somebody's signal."""
-    return Outcome(ExecStatus.EXITED, exit_.code, exit_.signal)
+def ended(exit_: Exit) -> ExecOutcome:
+    """Return the outcome of a process that ended by itself or by somebody's signal."""
+    return ExecOutcome(ExecStatus.EXITED, exit_.code, exit_.signal)
 
 
-def timed_out(seconds: float, *, note: str = "") -> Outcome:
-    """The process was killed because its time was up."""
+def timed_out(seconds: float, *, note: str = "") -> ExecOutcome:
+    """Return the outcome of a process that was killed after ``seconds``, its timeout."""
     sentence = f"killed: it ran longer than its timeout of {seconds:g} s{note}"
-    return Outcome(ExecStatus.FAILED, EXIT_TIMEOUT, timed_out=True, error=sentence)
+    return ExecOutcome(ExecStatus.FAILED, EXIT_TIMEOUT, timed_out=True, error=sentence)
 
 
-def refused(failure: RuntimeFailure) -> Outcome:
-    """The process could not be started."""
+def refused(failure: RuntimeFailure) -> ExecOutcome:
+    """Return the outcome of a process that could not be started."""
     code = EXIT_UNKNOWN
     if failure.code is ErrorCode.START_ERROR:
         code = EXIT_NOT_FOUND if failure.start_fault is StartFault.NOT_FOUND else EXIT_NOT_EXECUTABLE
-    return Outcome(ExecStatus.FAILED, code, error=failure.message)
+    return ExecOutcome(ExecStatus.FAILED, code, error=failure.message)
 
 
-def lost(message: str, death: Death | None) -> Outcome:
-    """The end of the process was not seen; the sandbox's death explains it where there is one.
+def lost(message: str, death: Death | None) -> ExecOutcome:
+    """Return the outcome of a process whose end was not seen; the sandbox's death explains it where there is one.
 
     A sandbox that ends takes its processes along by SIGKILL, so their exit code is 137; without a death nothing is
     known and the code is -1.
     """
     if death is None:
-        return Outcome(ExecStatus.FAILED, EXIT_UNKNOWN, error=message)
+        return ExecOutcome(ExecStatus.FAILED, EXIT_UNKNOWN, error=message)
     sentence = f"the sandbox ended ({death.reason})" + (f": {death.detail}" if death.detail else "")
     if death.reason in _KILLERS:
-        return Outcome(ExecStatus.FAILED, EXIT_KILLED, signal=9, error=sentence)
-    return Outcome(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)
+        return ExecOutcome(ExecStatus.FAILED, EXIT_KILLED, signal=9, error=sentence)
+    return ExecOutcome(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)
 
 
-def forgotten() -> Outcome:
-    """The session belongs to an earlier life of the agent and had not ended then."""
+def forgotten() -> ExecOutcome:
+    """Return the outcome of a session of an earlier life of the agent that had not ended then."""
     sentence = "the node agent restarted; how the process ended is unknown"
-    return Outcome(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)
+    return ExecOutcome(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)

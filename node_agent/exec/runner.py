@@ -1,23 +1,25 @@
-"""The thread of one session: start, read, wait, end."""
+"""The two threads of one session: one starts its process and reads it to its end, one feeds its input."""
 
 import logging
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
+from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.exec import outcome
-from node_agent.exec.outcome import Outcome
+from node_agent.exec.outcome import ExecOutcome
 from node_agent.exec.session import Session
-from node_agent.exec.stdin import StdinBuffer, feed
 from node_agent.runtime.base import Death, ExecProcess
 
 log = logging.getLogger(__name__)
 
 Start = Callable[[], ExecProcess]
 FindDeath = Callable[[str, int, float], Death | None]
-"""How the sandbox of this id and generation died; waits so many seconds for it, then ``None``: it seems to live."""
+"""Returns how this sandbox (id, generation) died; waits so many seconds for it, then ``None``: it seems alive."""
 
 DEATH_WAIT = 2.0  # the death of a sandbox and the loss of its processes are seen by two threads
 KILL_WAIT = 0.2  # a SIGKILL from inside is as likely; an exec that ends by one is held up this long
@@ -26,14 +28,19 @@ KILL_WAIT = 0.2  # a SIGKILL from inside is as likely; an exec that ends by one 
 class Runner:
     """Runs one session to its end, on a thread of its own."""
 
-    def __init__(self, session: Session, start: Start, stdin: StdinBuffer | None, timeout: float | None) -> None:
+    def __init__(self, session: Session, start: Start, stdin: "StdinBuffer | None", timeout: float | None) -> None:
         self.session = session
         self.stdin = stdin
         self.timeout = timeout
         self._start = start
 
     def run(self, find_death: FindDeath, done: Callable[["Runner"], None]) -> None:
-        """The thread's body.  ``done`` is called once, after the session has ended."""
+        """Run the session to its end: the body of its thread.
+
+        Args:
+            find_death: asked where the process ended without saying how.
+            done: called once, after the session has ended.
+        """
         try:
             result = self._result(find_death)
         except Exception as error:
@@ -42,8 +49,8 @@ class Runner:
         self.end(result)
         done(self)
 
-    def end(self, result: Outcome) -> None:
-        """Ends the session, if it has not ended before, and lets its threads go."""
+    def end(self, result: ExecOutcome) -> None:
+        """End the session, if it has not ended before, and let its threads go."""
         process = self.session.process
         first = self.session.finish(result)
         if self.stdin is not None:
@@ -60,7 +67,7 @@ class Runner:
         except OSError as error:
             log.error("session %s: could not be kept for a restart: %s", self.session.id, error)
 
-    def _result(self, find_death: FindDeath) -> Outcome:
+    def _result(self, find_death: FindDeath) -> ExecOutcome:
         session = self.session
         try:
             process = self._start()
@@ -81,7 +88,7 @@ class Runner:
         return self._follow(process, find_death)
 
     def _catch_up(self, process: ExecProcess, early: list[int]) -> None:
-        """Does what was asked for while the engine still started the process: no signal and no timeout is lost."""
+        """Do what was asked for while the engine still started the process: no signal and no timeout is lost."""
         try:
             for number in early:
                 process.signal(number)
@@ -90,7 +97,7 @@ class Runner:
         except RuntimeFailure as failure:
             log.error("session %s: a signal to its new process failed: %s", self.session.id, failure.message)
 
-    def _follow(self, process: ExecProcess, find_death: FindDeath) -> Outcome:
+    def _follow(self, process: ExecProcess, find_death: FindDeath) -> ExecOutcome:
         session = self.session
         while (chunk := process.read()) is not None:
             session.output(chunk)
@@ -107,3 +114,106 @@ class Runner:
             if death is not None:
                 return outcome.lost("", death)
         return outcome.ended(exit_)
+
+
+# -- input ------------------------------------------------------------------------------------------------------------
+
+NODE_BOUND: Final = 16 * limits.MAX_STDIN_BUFFER
+
+
+class StdinRoom:
+    """Memory that the input of all sessions of the node shares."""
+
+    def __init__(self, bound: int = NODE_BOUND) -> None:
+        self._free = bound
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Take ``size`` bytes of room; return ``False`` where they are not free."""
+        with self._lock:
+            if size > self._free:
+                return False
+            self._free -= size
+            return True
+
+    def give(self, size: int) -> None:
+        """Give ``size`` bytes of room back."""
+        with self._lock:
+            self._free += size
+
+
+class StdinBuffer:
+    """Takes input from requests and hands it to the feeding thread, in order.
+
+    One piece larger than the bound is taken when the buffer is empty, so that every legal request can pass.
+    """
+
+    def __init__(self, room: StdinRoom, bound: int = limits.MAX_STDIN_BUFFER) -> None:
+        self._room = room
+        self._bound = bound
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+        self._closed = False
+        self._condition = threading.Condition()
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more input will come."""
+        return self._closed
+
+    def offer(self, data: bytes) -> bool:
+        """Take the input whole, or nothing and return ``False``: then wait for the session's next change."""
+        with self._condition:
+            if self._size and self._size + len(data) > self._bound:
+                return False
+            if data and not self._room.take(len(data)):
+                return False
+            if data:
+                self._pieces.append(data)
+                self._size += len(data)
+                self._condition.notify()
+            return True
+
+    def close(self) -> None:
+        """End input after what was taken.  Idempotent."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+
+    def discard(self) -> None:
+        """Drop everything and let the feeding thread end: the process is gone."""
+        with self._condition:
+            self._pieces.clear()
+            self._room.give(self._size)
+            self._size = 0
+            self._closed = True
+            self._condition.notify()
+
+    def take(self) -> bytes | None:
+        """Return the next piece, which stays until `taken`; block while there is none; ``None`` at the end."""
+        with self._condition:
+            while not self._pieces and not self._closed:
+                self._condition.wait()
+            return self._pieces[0] if self._pieces else None
+
+    def taken(self) -> None:
+        """Free the room of the piece that `take` returned: it was written."""
+        with self._condition:
+            if self._pieces:
+                size = len(self._pieces.popleft())
+                self._size -= size
+                self._room.give(size)
+
+
+def feed(session: Session, process: ExecProcess, buffer: StdinBuffer) -> None:
+    """Feed the process until the end of input or its own end: the body of the feeding thread."""
+    try:
+        while (piece := buffer.take()) is not None:
+            process.write(piece)
+            buffer.taken()
+            session.ring()
+        process.close_stdin()
+    except RuntimeFailure as failure:
+        session.note("error", f"input could not be delivered: {failure.message}")
+        buffer.discard()
+    session.stdin_closed()

@@ -1,18 +1,19 @@
-"""One exec session: its state, its history, and the bell that wakes who waits for news.
+"""One exec session: its state, its history, and the bell that wakes whoever waits for a change.
 
-Threads change a session; the event loop waits for changes.  The two meet in `Session.ring` and `Session.news` only.
+Threads change a session; the event loop waits for changes.  The two meet in `Bell` only.
 """
 
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.wire.exec import ExecEvents, ExecSession, Stream
 from gateway.wire.states import EXEC_TRANSITIONS, ExecStatus, next_state
 from node_agent.exec.history import History
-from node_agent.exec.outcome import Outcome
+from node_agent.exec.outcome import ExecOutcome
 from node_agent.host.disk import write_atomically
 from node_agent.runtime.base import Chunk, ExecProcess
 
@@ -30,7 +31,7 @@ class Bell:
         self._pending = False
 
     def ring(self) -> None:
-        """Called from any thread, after the change is in place."""
+        """Wake everybody who waits.  Called from any thread, after the change is in place."""
         if self._pending:
             return
         self._pending = True
@@ -41,7 +42,7 @@ class Bell:
             log.debug("nobody is left to wake")
 
     def next(self) -> asyncio.Event:
-        """The event that the next ring sets.  Take it before looking at the state, so that no ring is missed."""
+        """Return the event that the next ring sets.  Take it before looking at the state, so that no ring is missed."""
         return self._event
 
     def _wake(self) -> None:
@@ -108,16 +109,24 @@ class Session:
         """When it last changed."""
         return self._session.updated_at
 
-    def news(self) -> asyncio.Event:
-        """See `Bell.next`."""
-        return self._bell.next()
-
     def ring(self) -> None:
-        """Wakes everybody who waits for `news`."""
+        """Wake everybody in `wait_until`.  Called from any thread."""
         self._bell.ring()
 
+    async def wait_until(self, ready: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``ready()`` holds, asked anew at every change; return ``False`` when the time ran out first."""
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    change = self._bell.next()
+                    if ready():
+                        return True
+                    await change.wait()
+        except TimeoutError:
+            return ready()
+
     def snapshot(self) -> ExecSession:
-        """Where the session stands now."""
+        """Return where the session stands now."""
         with self._lock:
             totals = self._history.totals
             return self._session.model_copy(
@@ -130,7 +139,7 @@ class Session:
             )
 
     def events(self, after: int, limit: int, max_bytes: int) -> ExecEvents:
-        """Events after sequence number ``after`` and the session as it stood before they were read.
+        """Return events after sequence number ``after`` and the session as it stood before they were read.
 
         Blocks on the disk.  The session is read first: a final session therefore has all its events on disk.
         """
@@ -139,9 +148,9 @@ class Session:
         return ExecEvents(session=session, events=[record.event() for record in records])
 
     def to_signal(self, number: int) -> ExecProcess | None:
-        """The process that is to get signal ``number`` now.
+        """Return the process that is to get signal ``number`` now.
 
-        ``None`` after the end, and before the process began: then the signal is kept, and `begun` tells of it.
+        ``None`` after the end, and before the process began: then the signal is kept until `begun`.
         """
         with self._lock:
             if self._process is None and self.running and len(self._early) < MAX_EARLY_SIGNALS:
@@ -151,11 +160,11 @@ class Session:
     # -- called by the session's own thread ---------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Writes the session beside its history, so that a later life of the agent can tell of it."""
+        """Write the session beside its history, so that a later life of the agent still knows it."""
         write_atomically(self._meta, self.snapshot().model_dump_json().encode())
 
     def begun(self, process: ExecProcess) -> list[int] | None:
-        """The process runs.
+        """Take the process, which runs from now on.
 
         Returns:
             Signals that were asked for before it did, to be sent now; ``None`` when the session was ended meanwhile
@@ -171,21 +180,21 @@ class Session:
         return early
 
     def output(self, chunk: Chunk) -> None:
-        """The process wrote something; ignored after the end."""
+        """Store what the process wrote; ignored after the end."""
         with self._lock:
             if self.running:
                 self._history.output(chunk, _now())
         self.ring()
 
     def note(self, stream: Stream, text: str = "") -> None:
-        """Something worth an event happened; ignored after the end."""
+        """Store an event that is not output; ignored after the end."""
         with self._lock:
             if self.running:
                 self._history.note(stream, text, _now())
         self.ring()
 
     def stdin_closed(self) -> None:
-        """No more input will come."""
+        """Note that no more input will come."""
         with self._lock:
             if not self._session.stdin_open:
                 return
@@ -195,13 +204,13 @@ class Session:
         self.ring()
 
     def expire(self) -> bool:
-        """The timeout ran out; ``False`` when the session had ended before."""
+        """Note that the timeout ran out; return ``False`` when the session had ended before."""
         with self._lock:
             self._expired = self.running
             return self._expired
 
-    def finish(self, outcome: Outcome) -> bool:
-        """Ends the session; the first outcome counts, later ones change nothing and give ``False``."""
+    def finish(self, outcome: ExecOutcome) -> bool:
+        """End the session; the first outcome counts, later ones change nothing and return ``False``."""
         with self._lock:
             if not self.running:
                 return False
@@ -226,7 +235,7 @@ class Session:
         self.ring()
         return True
 
-    def _write_end(self, outcome: Outcome) -> None:
+    def _write_end(self, outcome: ExecOutcome) -> None:
         self._history.flush(_now())
         if outcome.error:
             self._history.note("error", outcome.error, _now())

@@ -1,4 +1,7 @@
-"""All exec sessions of the node.  Lives on the event loop; hands blocking work to threads."""
+"""All exec sessions of the node: started, found, ended, forgotten.
+
+Lives on the event loop and hands blocking work to threads.
+"""
 
 import asyncio
 import logging
@@ -15,12 +18,11 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
 from gateway.wire.states import ExecStatus
-from node_agent.errors import NodeError, RuntimeFailure, bad_field
+from node_agent.errors import NodeError, bad_field
 from node_agent.exec import outcome
-from node_agent.exec.runner import FindDeath, Runner
+from node_agent.exec.history import SESSION_ID, HistoryStore
+from node_agent.exec.runner import FindDeath, Runner, StdinBuffer, StdinRoom
 from node_agent.exec.session import Bell, Session
-from node_agent.exec.stdin import StdinBuffer, StdinRoom
-from node_agent.exec.store import SESSION_ID, SpoolStore
 from node_agent.runtime.base import Death, ExecCommand, SandboxRuntime
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ DELETED_RETENTION = 10.0  # readers that wait while the sandbox is deleted still
 
 
 @dataclass(frozen=True)
-class Bounds:
+class SessionBounds:
     """How many sessions run at once, and how long ended ones can be read (seconds)."""
 
     running: int = limits.MAX_EXECS_PER_NODE
@@ -40,7 +42,9 @@ class Bounds:
 class Sessions:
     """Starts, finds and forgets sessions."""
 
-    def __init__(self, store: SpoolStore, executor: Executor, find_death: FindDeath, bounds: Bounds = Bounds()) -> None:
+    def __init__(
+        self, store: HistoryStore, executor: Executor, find_death: FindDeath, bounds: SessionBounds = SessionBounds()
+    ) -> None:
         self._store = store
         self._executor = executor
         self._find_death = find_death
@@ -52,7 +56,7 @@ class Sessions:
         self.closing = False
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Takes in the sessions of earlier lives; those that had not ended end here."""
+        """Take over the sessions of earlier lives; those that had not ended end here."""
         self._loop = loop
         for former, history in self._store.former():
             session = Session(former, history, self._store.meta(former.id), Bell(loop))
@@ -65,17 +69,17 @@ class Sessions:
             self._forget_later(session, max(0.0, self._bounds.retention - max(0.0, age)))
 
     def close(self) -> None:
-        """The agent goes down: wakes everybody who waits.  Processes stay as they are."""
+        """Wake everybody who waits: the agent goes down.  Processes stay as they are."""
         self.closing = True
         for session in self._sessions.values():
             session.ring()
 
     def live(self) -> Counter[str]:
-        """How many sessions run, by sandbox.  May be called from any thread."""
+        """Return how many sessions run, by sandbox.  May be called from any thread."""
         return Counter(runner.session.sandbox_id for runner in list(self._runners.values()))
 
     def get(self, session_id: str) -> Session:
-        """The session.
+        """Return the session.
 
         Raises:
             NodeError: ``EXEC_NOT_FOUND``.
@@ -90,7 +94,7 @@ class Sessions:
         return session
 
     def start(self, runtime: SandboxRuntime, sandbox_id: str, order: ExecOrder) -> Session:
-        """Starts a session; the same id again gives the one that is there.
+        """Start a session; the same id again returns the one that is there.
 
         Raises:
             NodeError: ``INVALID_REQUEST`` for an id of another sandbox, ``EXEC_LIMIT``, ``DISK_FULL``.
@@ -118,7 +122,7 @@ class Sessions:
         return session
 
     async def write(self, session_id: str, data: bytes, *, eof: bool) -> Session:
-        """Takes input whole, waiting for room; input for a process that has ended is dropped.
+        """Take input whole, waiting for room; input for a process that has ended is dropped.
 
         Raises:
             NodeError: ``STDIN_CLOSED``; ``BUSY`` when the process did not read for `limits.MAX_LONG_POLL` seconds, with
@@ -133,7 +137,7 @@ class Sessions:
             raise NodeError(
                 ErrorCode.STDIN_CLOSED, f"stdin of session {session_id} is closed; start it with stdin: true"
             )
-        if not await wait_until(session, lambda: stdin.offer(data) or not session.running, limits.MAX_LONG_POLL):
+        if not await session.wait_until(lambda: stdin.offer(data) or not session.running, limits.MAX_LONG_POLL):
             raise NodeError(
                 ErrorCode.BUSY,
                 f"the process of session {session_id} does not read its stdin, or the node holds"
@@ -144,7 +148,7 @@ class Sessions:
         return session
 
     async def close_stdin(self, session_id: str) -> Session:
-        """Ends input.  Idempotent, also after the process's end and where stdin never was open."""
+        """End input.  Idempotent, also after the process's end and where stdin never was open."""
         session = self.get(session_id)
         runner = self._runners.get(session_id)
         if runner is not None and runner.stdin is not None:
@@ -152,7 +156,7 @@ class Sessions:
         return session
 
     async def signal(self, session_id: str, number: int) -> Session:
-        """Sends a signal to the process group, once it has begun; does nothing after the end.
+        """Send a signal to the process group, once it has begun; does nothing after the end.
 
         Raises:
             RuntimeFailure: the engine could not deliver it.
@@ -164,7 +168,7 @@ class Sessions:
         return session
 
     def sandbox_gone(self, sandbox_id: str, generation: int, *, death: Death, deleted: bool) -> None:
-        """The sandbox ended: gives its sessions a moment to see it for themselves, then ends them."""
+        """End the sessions of a sandbox that ended, after a moment in which they can see it for themselves."""
         for session in [
             s for s in self._sessions.values() if s.sandbox_id == sandbox_id and s.generation <= generation
         ]:
@@ -214,7 +218,7 @@ class Sessions:
         return session
 
     def _done(self, runner: Runner) -> None:
-        """Called by the session's thread."""
+        """Hand the session's end to the loop; called by the session's thread."""
         try:
             self._running_loop.call_soon_threadsafe(self._ended, runner)
         except RuntimeError:
@@ -234,14 +238,10 @@ class Sessions:
     def _expire(self, runner: Runner, seconds: float) -> None:
         if not runner.session.expire():
             return
-        self._kill(runner)
+        if (process := runner.session.process) is not None:
+            self._background(process.kill)
         note = f"; it was still there {KILL_GRACE:g} s after its SIGKILL and was given up"
         self._running_loop.call_later(KILL_GRACE, self._give_up, runner, outcome.timed_out(seconds, note=note))
-
-    def _kill(self, runner: Runner) -> None:
-        process = runner.session.process
-        if process is not None:
-            self._background(_kill, runner.session.id, process.kill)
 
     def _background(self, call: Callable[..., None], *arguments: object) -> None:
         try:
@@ -251,7 +251,7 @@ class Sessions:
             return
         future.add_done_callback(_log_failure)
 
-    def _give_up(self, runner: Runner, result: outcome.Outcome) -> None:
+    def _give_up(self, runner: Runner, result: outcome.ExecOutcome) -> None:
         if runner.session.running:
             self._background(runner.end, result)
         self._ended(runner)
@@ -262,27 +262,7 @@ def _log_failure(future: "Future[None]") -> None:
         log.error("work on an exec session failed: %s", error)
 
 
-def _kill(session_id: str, kill: Callable[[], None]) -> None:
-    try:
-        kill()
-    except RuntimeFailure as failure:
-        log.error("session %s: the kill failed: %s", session_id, failure.message)
-
-
 def _check_id(sandbox_id: str, order: ExecOrder) -> None:
     match = SESSION_ID.fullmatch(order.session_id)
     if match is None or match["sandbox"] != sandbox_id or int(match["generation"]) != order.generation:
         raise bad_field("session_id", f"must be exec-<32 hex>.{order.generation}.{sandbox_id}")
-
-
-async def wait_until(session: Session, ready: Callable[[], bool], seconds: float) -> bool:
-    """Waits for news of the session until ``ready()`` holds; ``False`` when the time ran out first."""
-    try:
-        async with asyncio.timeout(seconds):
-            while True:
-                news = session.news()
-                if ready():
-                    return True
-                await news.wait()
-    except TimeoutError:
-        return ready()

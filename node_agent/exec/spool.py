@@ -1,16 +1,19 @@
-"""The history of one exec session: an append-only file of records, readable from any sequence number.
+"""The events of one exec session on disk: an append-only file of records, readable from any sequence number.
 
 Memory is constant: the index keeps the offset of every n-th record, and n doubles when the index is full.  The last
 record stays open as long as nobody has read it, and output of the same stream is added to it; so output is never
 delayed, and a writer that is faster than its readers makes large records.
 
 A record is a header (`_HEADER`) and its bytes.  Bytes are written before the header that counts them, so a file cut by
-a crash is whole up to its last complete record.
+a crash is whole up to its last complete record.  Records hold whole UTF-8 characters where the bytes are text: what
+ends within one is held back or cut before it.
 """
 
+import codecs
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +21,6 @@ from typing import BinaryIO, Final
 
 from gateway.wire import limits
 from gateway.wire.exec import ExecEvent, Stream
-from node_agent.exec.utf8 import pieces
 
 _HEADER: Final = struct.Struct("<QdiBxxxI")  # sequence, time, exit code, stream, size
 _STREAMS: Final[tuple[Stream, ...]] = ("status", "stdout", "stderr", "stdin_closed", "truncated", "error", "exit")
@@ -28,7 +30,7 @@ HEADER_SIZE: Final = _HEADER.size
 
 
 @dataclass(frozen=True)
-class Record:
+class SpoolRecord:
     """One event as it lies on disk.  ``exit_code`` counts only for ``exit``."""
 
     sequence: int
@@ -38,7 +40,7 @@ class Record:
     time: float
 
     def event(self) -> ExecEvent:
-        """The record as the wire tells it."""
+        """Return the record as the wire has it."""
         moment = datetime.fromtimestamp(self.time, UTC)
         if self.stream in _OUTPUT:
             return ExecEvent.of_bytes(self.sequence, self.stream, self.data, moment)
@@ -52,10 +54,10 @@ class Record:
 
 
 class Spool:
-    """Writes and reads one history.  One thread appends; any thread reads."""
+    """The file of one session.  One thread appends; any thread reads."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a new or an existing history; what a crash left behind the last whole record is cut off."""
+        """Open a new or an existing file; what a crash left behind the last whole record is cut off."""
         self._path = path
         self._lock = threading.Lock()
         self._stride = 1
@@ -63,7 +65,7 @@ class Spool:
         self._last = 0
         self._end = 0
         self._tail_start = 0
-        self._tail: Record | None = None  # data is left empty: only header values count
+        self._tail: SpoolRecord | None = None  # data is left empty: only header values count
         self._tail_size = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if os.fstat(self._file).st_size:
@@ -80,24 +82,27 @@ class Spool:
         return self._end
 
     def append(self, stream: Stream, data: bytes, time: float, exit_code: int = 0) -> None:
-        """Adds an event, or several where ``data`` is larger than `limits.EXEC_CHUNK`.
+        """Add an event, or several where ``data`` is larger than `limits.EXEC_CHUNK`.
 
         Raises:
-            OSError: the disk is full or broken; the history is as it was.
+            OSError: the disk is full or broken; the file is as it was.
         """
         with self._lock:
             if self._extend(stream, data):
                 return
             for piece in pieces(data, limits.EXEC_CHUNK) if len(data) > limits.EXEC_CHUNK else (data,):
-                self._add(Record(self._last + 1, stream, piece, exit_code, time))
+                self._add(SpoolRecord(self._last + 1, stream, piece, exit_code, time))
 
-    def read(self, after: int, limit: int, max_bytes: int) -> list[Record]:
-        """Events after sequence number ``after``, in order.
+    def read(self, after: int, limit: int, max_bytes: int) -> list[SpoolRecord]:
+        """Return events after sequence number ``after``, in order.
 
-        At most ``limit`` of them and about ``max_bytes``; at least one where there is one.
+        Args:
+            after: sequence number; 0 begins at the first event.
+            limit: most events.
+            max_bytes: about the most bytes of data; one event is returned whatever its size.
 
         Raises:
-            FileNotFoundError: the history was removed meanwhile.
+            FileNotFoundError: the file was removed meanwhile.
         """
         with self._lock:
             if after >= self._last:
@@ -106,7 +111,7 @@ class Spool:
             slot = after // self._stride
             offset, end = self._index[slot], self._end
             sequence = slot * self._stride + 1
-        records: list[Record] = []
+        records: list[SpoolRecord] = []
         size = 0
         with self._path.open("rb") as file:
             file.seek(offset)
@@ -122,7 +127,7 @@ class Spool:
         return records
 
     def close(self) -> None:
-        """Ends writing; reading goes on."""
+        """End writing; reading goes on."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
@@ -138,13 +143,13 @@ class Spool:
         os.pwrite(self._file, _pack(tail, self._tail_size), self._tail_start)
         return True
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: SpoolRecord) -> None:
         start = self._end
         _write_all(self._file, record.data, start + HEADER_SIZE)
         _write_all(self._file, _pack(record, len(record.data)), start)
         self._note(record.sequence, start, start + HEADER_SIZE + len(record.data))
         self._tail_start, self._tail_size = start, len(record.data)
-        open_tail = Record(record.sequence, record.stream, b"", record.exit_code, record.time)
+        open_tail = SpoolRecord(record.sequence, record.stream, b"", record.exit_code, record.time)
         self._tail = open_tail if record.stream in _OUTPUT else None
 
     def _note(self, sequence: int, start: int, end: int) -> None:
@@ -167,12 +172,12 @@ class Spool:
         os.ftruncate(self._file, self._end)
 
 
-def _pack(record: Record, size: int) -> bytes:
+def _pack(record: SpoolRecord, size: int) -> bytes:
     return _HEADER.pack(record.sequence, record.time, record.exit_code, _STREAMS.index(record.stream), size)
 
 
-def _read_record(file: BinaryIO, *, skip: bool) -> Record | None:
-    """The record at the file's position; with ``skip`` without its bytes; ``None`` where no whole header is."""
+def _read_record(file: BinaryIO, *, skip: bool) -> SpoolRecord | None:
+    """Read the record at the file's position, without its bytes for ``skip``; ``None`` where no whole header is."""
     header = file.read(HEADER_SIZE)
     if len(header) < HEADER_SIZE:
         return None
@@ -181,8 +186,8 @@ def _read_record(file: BinaryIO, *, skip: bool) -> Record | None:
         return None
     if skip:
         file.seek(size, os.SEEK_CUR)
-        return Record(sequence, _STREAMS[stream], b"", exit_code, time)
-    return Record(sequence, _STREAMS[stream], file.read(size), exit_code, time)
+        return SpoolRecord(sequence, _STREAMS[stream], b"", exit_code, time)
+    return SpoolRecord(sequence, _STREAMS[stream], file.read(size), exit_code, time)
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:
@@ -191,3 +196,57 @@ def _write_all(file: int, data: bytes, offset: int) -> None:
         written = os.pwrite(file, view, offset)
         view = view[written:]
         offset += written
+
+
+# -- cutting between characters ---------------------------------------------------------------------------------------
+
+_decoder: Final = codecs.getincrementaldecoder("utf-8")
+
+
+def incomplete_tail(data: bytes) -> int:
+    """Return how many bytes at the end of ``data`` begin a UTF-8 character that more bytes could finish: 0 to 3."""
+    decoder = _decoder(errors="replace")
+    decoder.decode(data[-3:])
+    return len(decoder.getstate()[0])
+
+
+class CharacterGate:
+    """Lets bytes through and holds back at most 3 of them: the start of a character whose rest has not come yet.
+
+    What comes out, put together, is exactly what went in; bytes that are not UTF-8 pass as they are.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return everything that may go out now; may be empty."""
+        data = self._held + data
+        keep = incomplete_tail(data)
+        self._held = data[len(data) - keep :]
+        return data[: len(data) - keep] if keep else data
+
+    def flush(self) -> bytes:
+        """Return what is still held, at the end of the stream."""
+        held, self._held = self._held, b""
+        return held
+
+
+def cut(data: bytes, limit: int) -> bytes:
+    """Return the longest start of ``data`` within ``limit`` bytes that ends between two characters.
+
+    Where even one character is longer than ``limit``, nothing is left.
+    """
+    if len(data) <= limit:
+        return data
+    piece = data[:limit]
+    keep = incomplete_tail(piece)
+    return piece[: len(piece) - keep]
+
+
+def pieces(data: bytes, limit: int) -> Iterator[bytes]:
+    """Yield ``data`` in pieces of at most ``limit`` bytes (at least 4) that end between two characters."""
+    while data:
+        piece = cut(data, limit)
+        yield piece
+        data = data[len(piece) :]

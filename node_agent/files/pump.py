@@ -1,4 +1,4 @@
-"""Bytes between a thread and the event loop, in constant memory and with few wake-ups."""
+"""Passes bytes from a thread to the event loop, in constant memory and with few wake-ups."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ class Pump:
         threading.Thread(target=self._run, name="file-pump", daemon=True).start()
 
     async def take(self) -> bytes:
-        """Everything that has come by now; waits for at least one byte; empty at the end."""
+        """Return everything that has come by now; wait for at least one byte; empty at the end."""
         while True:
             self._arrived.clear()
             with self._condition:
@@ -46,7 +46,7 @@ class Pump:
             await self._arrived.wait()
 
     def abandon(self) -> None:
-        """Nobody takes the output any more: what still comes is thrown away."""
+        """Throw away what still comes: nobody takes the output any more."""
         with self._condition:
             self._abandoned = True
             self._condition.notify()

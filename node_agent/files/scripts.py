@@ -9,6 +9,8 @@ argument that always contains a slash and never starts with a dash.  Names may h
 through ``$( )`` unguarded: it would lose newlines at the end.
 """
 
+import errno
+import os
 from typing import Final
 
 from gateway.wire import limits
@@ -69,27 +71,27 @@ _BY_EXIT: Final = {
     EXIT_PARENT: (ErrorCode.NOT_A_DIRECTORY, "lies below something that is not a directory"),
     EXIT_SHORT: (ErrorCode.INVALID_REQUEST, "was not written: the body was shorter or longer than announced"),
 }
-_BY_MESSAGE: Final = (
-    ("No space left on device", ErrorCode.DISK_FULL, "was not written: the sandbox's disk is full"),
-    ("Disk quota exceeded", ErrorCode.DISK_FULL, "was not written: the sandbox's disk quota is used up"),
-    ("Permission denied", ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
-    ("Operation not permitted", ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
-    ("Read-only file system", ErrorCode.FILE_PERMISSION, "lies on a read-only file system"),
-    ("Not a directory", ErrorCode.NOT_A_DIRECTORY, "lies below something that is not a directory"),
-    ("Is a directory", ErrorCode.IS_DIRECTORY, "is a directory"),
-    ("Too many levels of symbolic links", ErrorCode.INVALID_REQUEST, "is a loop of symbolic links"),
-    ("File name too long", ErrorCode.INVALID_REQUEST, "has a name that is too long for its file system"),
-    ("No such file", ErrorCode.FILE_NOT_FOUND, "does not exist"),
+_BY_ERRNO: Final = (
+    (errno.ENOSPC, ErrorCode.DISK_FULL, "was not written: the sandbox's disk is full"),
+    (errno.EDQUOT, ErrorCode.DISK_FULL, "was not written: the sandbox's disk quota is used up"),
+    (errno.EACCES, ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
+    (errno.EPERM, ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
+    (errno.EROFS, ErrorCode.FILE_PERMISSION, "lies on a read-only file system"),
+    (errno.ENOTDIR, ErrorCode.NOT_A_DIRECTORY, "lies below something that is not a directory"),
+    (errno.EISDIR, ErrorCode.IS_DIRECTORY, "is a directory"),
+    (errno.ELOOP, ErrorCode.INVALID_REQUEST, "is a loop of symbolic links"),
+    (errno.ENAMETOOLONG, ErrorCode.INVALID_REQUEST, "has a name that is too long for its file system"),
+    (errno.ENOENT, ErrorCode.FILE_NOT_FOUND, "does not exist"),
 )
 
 
 def argument(path: str) -> str:
-    """The path as the scripts take it: never mistaken for an option, always with a slash."""
+    """Return the path as the scripts take it: never mistaken for an option, always with a slash."""
     return path if path.startswith("/") else f"./{path}"
 
 
 def path_problem(path: str) -> str | None:
-    """Why this cannot be the path of a file; ``None`` when it can."""
+    """Return why this cannot be the path of a file; ``None`` when it can."""
     if not path:
         return "must name a file"
     if "\0" in path:
@@ -100,21 +102,27 @@ def path_problem(path: str) -> str | None:
 
 
 def upload_command(busybox: str, path: str, size: int, part: str) -> tuple[str, ...]:
-    """Reads exactly ``size`` bytes from stdin into ``path``, by way of a file ``part`` beside it."""
+    """Return the command that reads ``size`` bytes from stdin into ``path``, by way of a file ``part`` beside it."""
     return (busybox, "sh", "-c", UPLOAD, busybox, argument(path), str(size), part)
 
 
 def download_command(busybox: str, path: str) -> tuple[str, ...]:
-    """Writes the file's size and a newline, then its bytes, to stdout."""
+    """Return the command that writes the file's size and a newline, then its bytes, to stdout."""
     return (busybox, "sh", "-c", DOWNLOAD, busybox, argument(path))
 
 
 def explain(exit_code: int, stderr: bytes) -> tuple[ErrorCode, str]:
-    """Code and the rest of a sentence that begins with the path, for a script that did not end with 0."""
+    """Explain why a script did not end with 0.
+
+    Busybox says what a system call answered in the words of strerror(3) only.
+
+    Returns:
+        The code, and the rest of a sentence that begins with the path.
+    """
     if exit_code in _BY_EXIT:
         return _BY_EXIT[exit_code]
     text = stderr.decode(errors="replace").strip()
-    for marker, code, sentence in _BY_MESSAGE:
-        if marker in text:
+    for number, code, sentence in _BY_ERRNO:
+        if os.strerror(number) in text:
             return code, sentence
     return ErrorCode.INTERNAL, f"could not be moved: exit code {exit_code}, {text[-500:] or 'without a message'}"

@@ -1,4 +1,4 @@
-"""Moving one file into or out of a sandbox, streaming."""
+"""Moves one file into or out of a sandbox, streaming."""
 
 import asyncio
 import logging
@@ -40,8 +40,8 @@ class SandboxPath:
     sandbox_id: str
     path: str
 
-    def refusal(self, code: int, stderr: bytes) -> NodeError:
-        """Why a script ended with this code."""
+    def failure(self, code: int, stderr: bytes) -> NodeError:
+        """Return why a script ended with this code."""
         error, sentence = scripts.explain(code, stderr)
         return NodeError(error, f"{self.path!r} in sandbox {self.sandbox_id} {sentence}")
 
@@ -55,7 +55,7 @@ class Download:
         self._pump = pump
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Exactly ``size`` bytes, or fewer when the file or the sandbox went away meanwhile."""
+        """Yield exactly ``size`` bytes, or fewer when the file or the sandbox went away meanwhile."""
         left = self.size
         piece = self._first or (await self._pump.take() if left else b"")
         while piece and left:
@@ -73,7 +73,7 @@ class Transfers:
         self._slots = asyncio.Semaphore(MAX_TRANSFERS)
 
     async def upload(self, path: SandboxPath, size: int, receive: Receive) -> None:
-        """Writes the body to the file, whole or not at all.
+        """Write the body to the file, whole or not at all.
 
         Raises:
             NodeError: what kept the file from being written.
@@ -96,11 +96,11 @@ class Transfers:
                     raise _stalled(path)
                 code = await pump.ended
                 if code != 0:
-                    raise path.refusal(code, pump.stderr)
+                    raise path.failure(code, pump.stderr)
 
     @asynccontextmanager
     async def download(self, path: SandboxPath) -> AsyncIterator[Download]:
-        """The file, opened: its size is known and its bytes follow.
+        """Open the file: its size is known and its bytes follow.
 
         Raises:
             NodeError: ``FILE_NOT_FOUND``, ``IS_DIRECTORY``, and what else keeps it from being read.
@@ -116,13 +116,13 @@ class Transfers:
                         head += piece
                     line, newline, rest = head.partition(b"\n")
                     if not newline:
-                        raise path.refusal(await pump.ended, pump.stderr)
+                        raise path.failure(await pump.ended, pump.stderr)
                     yield Download(int(line), rest, pump)
                 finally:
                     pump.abandon()
 
     async def _feed(self, path: SandboxPath, process: ExecProcess, pump: Pump, receive: Receive, size: int) -> None:
-        """Receives the next batch while the last one is being written."""
+        """Receive the next batch while the last one is being written."""
         writing: asyncio.Future[None] | None = None
         left = size
         try:

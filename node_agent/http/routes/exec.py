@@ -16,7 +16,6 @@ from gateway.wire.nodes import ExecOrder
 from gateway.wire.states import ExecStatus
 from node_agent.errors import NodeError
 from node_agent.exec.session import Session
-from node_agent.exec.sessions import wait_until
 from node_agent.http.context import (
     MAX_INTEGER,
     NodeParts,
@@ -46,7 +45,7 @@ async def start(
     session = parts.sessions.start(runtime, sandbox_id, order)
     wait = min(wait_seconds, limits.MAX_LONG_POLL)
     if wait > 0:
-        await wait_until(session, lambda: not session.running or parts.sessions.closing, wait)
+        await session.wait_until(lambda: not session.running or parts.sessions.closing, wait)
     return await _events_response(parts, await _events(parts, session, 0, limits.MAX_EVENTS_PER_READ))
 
 
@@ -68,7 +67,7 @@ async def events(
     session = parts.sessions.get(session_id)
     wait = min(wait_seconds, limits.MAX_LONG_POLL)
     if wait > 0:
-        await wait_until(session, lambda: _has_news(parts, session, after), wait)
+        await session.wait_until(lambda: _has_news(parts, session, after), wait)
     return await _events_response(parts, await _events(parts, session, after, min(limit, limits.MAX_EVENTS_PER_READ)))
 
 
@@ -153,7 +152,7 @@ async def _pour(parts: NodeParts, session: Session, after: int, send: Send) -> b
             await _send_lines(send, lines)
         if last:
             return True
-        if not lines and not await wait_until(session, partial(_has_news, parts, session, after), HEARTBEAT):
+        if not lines and not await session.wait_until(partial(_has_news, parts, session, after), HEARTBEAT):
             await _send_lines(send, [StreamLine(session=session.snapshot())])
     return False
 

@@ -57,7 +57,7 @@ def death(reason: DeathReason) -> Death:
         (outcome.forgotten(), ExecStatus.FAILED, -1, None),
     ],
 )
-def test_how_a_session_ends(result: outcome.Outcome, status: ExecStatus, code: int, signal: int | None) -> None:
+def test_how_a_session_ends(result: outcome.ExecOutcome, status: ExecStatus, code: int, signal: int | None) -> None:
     assert (result.status, result.exit_code, result.signal) == (status, code, signal)
     assert bool(result.error) == (status is ExecStatus.FAILED)
 

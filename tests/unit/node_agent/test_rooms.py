@@ -12,7 +12,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.system import Verdict
 from node_agent import doctor
 from node_agent.cli import app
-from node_agent.exec.stdin import StdinBuffer, StdinRoom
+from node_agent.exec.runner import StdinBuffer, StdinRoom
 from node_agent.files import scripts
 from node_agent.host import mounts
 from node_agent.host.disk import write_atomically

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.wire import limits
 from gateway.wire.exec import Stream as Kind
-from node_agent.exec.history import History, Totals
-from node_agent.exec.spool import Record, Spool
+from node_agent.exec.history import History, OutputTotals
+from node_agent.exec.spool import Spool, SpoolRecord
 from node_agent.runtime.base import Chunk, Stream
 
 ALL = 10**9
@@ -23,21 +23,15 @@ OPERATIONS = st.lists(
 )
 
 
-class Plenty:
-    """A budget that never ends."""
-
-    def take(self, size: int) -> bool:
-        return True
+def unbounded(_size: int) -> bool:
+    return True
 
 
-class Nothing:
-    """A budget that is used up."""
-
-    def take(self, size: int) -> bool:
-        return False
+def used_up(_size: int) -> bool:
+    return False
 
 
-def content(records: list[Record], kind: Kind) -> bytes:
+def content(records: list[SpoolRecord], kind: Kind) -> bytes:
     return b"".join(record.data for record in records if record.stream == kind)
 
 
@@ -47,7 +41,7 @@ def test_a_reader_that_follows_and_one_that_replays_see_the_same(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[Kind, bytes]]
 ) -> None:
     spool = Spool(tmp_path_factory.mktemp("spool") / "events")
-    followed: list[Record] = []
+    followed: list[SpoolRecord] = []
     for kind, data in operations:
         if kind == "read":  # type: ignore[comparison-overlap]
             followed += spool.read(len(followed), ALL, ALL)
@@ -108,7 +102,7 @@ def test_a_history_cut_by_a_crash_is_whole_up_to_its_last_record(tmp_path: Path)
 
 
 def test_the_bound_on_output_is_told_once_with_what_is_stored(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", 5, Plenty())
+    history = History(tmp_path / "events", 5, unbounded)
     history.output(Chunk(Stream.STDOUT, b"abc"), 1.0)
     history.output(Chunk(Stream.STDERR, "€€".encode()), 1.0)
     history.output(Chunk(Stream.STDOUT, b"more"), 1.0)
@@ -121,7 +115,7 @@ def test_the_bound_on_output_is_told_once_with_what_is_stored(tmp_path: Path) ->
 
 
 def test_output_of_exactly_the_bound_is_not_truncated(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", 6, Plenty())
+    history = History(tmp_path / "events", 6, unbounded)
     history.output(Chunk(Stream.STDOUT, b"abcdef"), 1.0)
     history.flush(1.0)
     assert not history.totals.truncated
@@ -129,7 +123,7 @@ def test_output_of_exactly_the_bound_is_not_truncated(tmp_path: Path) -> None:
 
 
 def test_a_full_spool_truncates_and_says_so(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", ALL, Nothing())
+    history = History(tmp_path / "events", ALL, used_up)
     history.output(Chunk(Stream.STDOUT, b"abc"), 1.0)
     (record,) = history.read(0, ALL, ALL)
     assert record.stream == "truncated"
@@ -140,18 +134,18 @@ def test_a_full_spool_truncates_and_says_so(tmp_path: Path) -> None:
 def test_a_full_disk_costs_events_and_never_raises(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.symlink_to("/dev/full")
-    history = History(path, 1000, Plenty())
+    history = History(path, 1000, unbounded)
     history.note("status", "started", 1.0)
     history.output(Chunk(Stream.STDOUT, b"lost"), 2.0)
     history.flush(3.0)
     history.note("exit", "", 3.0)
-    assert history.totals == Totals(4, 0, truncated=True)
+    assert history.totals == OutputTotals(4, 0, truncated=True)
     assert history.last_sequence == 0
     history.close()
 
 
 def test_the_rest_of_a_character_that_never_comes_is_kept_at_the_end(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", ALL, Plenty())
+    history = History(tmp_path / "events", ALL, unbounded)
     history.output(Chunk(Stream.STDOUT, b"a\xe2\x82"), 1.0)
     assert [record.data for record in history.read(0, ALL, ALL)] == [b"a"]
     history.flush(1.0)
@@ -161,7 +155,7 @@ def test_the_rest_of_a_character_that_never_comes_is_kept_at_the_end(tmp_path: P
 
 
 def test_a_hundred_megabytes_do_not_grow_memory(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", ALL, Plenty())
+    history = History(tmp_path / "events", ALL, unbounded)
     chunk = Chunk(Stream.STDOUT, b"x" * limits.EXEC_CHUNK)
     tracemalloc.start()
     for _ in range(100 * limits.MIB // limits.EXEC_CHUNK):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.exec.utf8 import CharacterGate, cut, incomplete_tail, pieces
+from node_agent.exec.spool import CharacterGate, cut, incomplete_tail, pieces
 
 CUTS = st.lists(st.integers(min_value=1, max_value=7), min_size=1, max_size=20)
 
