@@ -20,8 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from providers.base import ProviderError
 from providers.hetzner import errors
-from providers.hetzner.rate_limit import Budget, Need
 from providers.hetzner.settings import HetznerSettings
+from providers.rate_limit import Budget, Need
 
 APPLICATION: Final = "sandbox-fleet"
 

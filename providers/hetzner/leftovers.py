@@ -16,8 +16,8 @@ from providers.hetzner.client import Api, read
 from providers.hetzner.errors import refusal
 from providers.hetzner.listing import complete
 from providers.hetzner.models import Server, SideResource
-from providers.hetzner.rate_limit import Need
 from providers.hetzner.settings import HetznerSettings
+from providers.rate_limit import Need
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from providers.base import Applied, ErrorKind, ProviderError, Scope
 from providers.hetzner import errors
 from providers.hetzner.client import Api, read
 from providers.hetzner.models import Answer, Page
-from providers.hetzner.rate_limit import Need
+from providers.rate_limit import Need
 
 PER_PAGE: Final = 50
 """The most that the API gives."""

@@ -30,8 +30,8 @@ from providers.hetzner.errors import refusal
 from providers.hetzner.leftovers import Leftovers, Side
 from providers.hetzner.listing import complete
 from providers.hetzner.models import Image, Pricing, Server, ServerAnswer, ServerType
-from providers.hetzner.rate_limit import CALLS_PER_HOUR, Need
 from providers.hetzner.settings import HetznerSettings, parse
+from providers.rate_limit import CALLS_PER_HOUR, Need
 
 BY_LABEL: Final = "label:"
 SSH_PORT: Final = 22

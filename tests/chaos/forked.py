@@ -13,14 +13,14 @@ import sys
 from dataclasses import replace
 
 import autoscaler.main
-import providers.hetzner
+import providers.hetzner.provider
 import sandboxes
 from autoscaler import user_data
 from autoscaler.core.model import FleetPolicy
 from autoscaler.settings import AutoscalerSettings
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 
-LOADED = (autoscaler.main, sandboxes, providers.hetzner)
+LOADED = (autoscaler.main, sandboxes, providers.hetzner.provider)
 
 
 def main(speed: float) -> None:

@@ -17,7 +17,8 @@ import requests
 from gateway.client import GatewayClient
 from gateway.wire.states import NodeState
 from providers.base import Phase
-from providers.local import LocalProvider, processes
+from providers.local import processes
+from providers.local.provider import LocalProvider
 from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 from tests.integration.autoscaler_node import COMMAND
 

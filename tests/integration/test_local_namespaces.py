@@ -11,9 +11,9 @@ from gateway.client import GatewayClient
 from gateway.wire.nodes import JoinTokenRequest, NodeRecord
 from gateway.wire.states import NodeState
 from providers.base import Create, Phase, Ref
-from providers.local import LocalProvider
 from providers.local.home import Home
 from providers.local.network import Namespace
+from providers.local.provider import LocalProvider
 from tests.fakes.gateway_process import gateway_process, new_token
 from tests.integration.autoscaler_node import COMMAND
 

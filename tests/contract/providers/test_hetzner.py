@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from providers.base import Instance
-from providers.hetzner import HetznerProvider
+from providers.hetzner.provider import HetznerProvider
 from providers.testing.contract import Harness, ProviderContract
 from tests.fakes.hetzner import Control, emulator
 

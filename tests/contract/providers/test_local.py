@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from providers.base import Instance, Ref
-from providers.local import LocalProvider
+from providers.local.provider import LocalProvider
 from providers.testing.contract import Harness, ProviderContract
 
 SECONDS = 30.0

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from providers.base import Create, Instance, Phase, Ref, SettingsError
-from providers.local import LocalProvider, processes
+from providers.local import processes
 from providers.local.home import Home
 from providers.local.network import Namespace, Network
+from providers.local.provider import LocalProvider
 from providers.testing.contract import Harness, ProviderContract
 from tests.contract.providers.test_local import NODE, LocalHarness
 

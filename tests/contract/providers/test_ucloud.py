@@ -6,7 +6,7 @@ import pytest
 
 from providers.base import USER_DATA_LABEL, Instance
 from providers.testing.contract import Harness, ProviderContract
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN, REFRESH_TOKEN
 from tests.fakes.ucloud.lab import ENVIRON, GPU, Lab, lab
 

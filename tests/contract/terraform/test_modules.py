@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.settings import AutoscalerSettings
 from gateway.settings import GatewaySettings
-from providers.hetzner import HetznerProvider
+from providers.hetzner.provider import HetznerProvider
 from tests.contract.terraform.conftest import Workspace
 
 MODULES = ("modules/render", "modules/hetzner", "examples/hetzner", "examples/ucloud")

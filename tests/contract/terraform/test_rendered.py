@@ -14,9 +14,9 @@ import pytest
 from autoscaler.settings import AutoscalerSettings
 from gateway.settings import GatewaySettings
 from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL
-from providers.hetzner import HetznerProvider
 from providers.hetzner.mapping import MAX_USER_DATA
-from providers.ucloud import UCloudProvider
+from providers.hetzner.provider import HetznerProvider
+from providers.ucloud.provider import UCloudProvider
 from tests import systemd
 from tests.borrowed import borrowed
 from tests.contract.terraform.conftest import Workspace

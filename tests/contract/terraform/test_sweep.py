@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.core import naming
 from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, ROLE_LABEL, Create
-from providers.hetzner import HetznerProvider
+from providers.hetzner.provider import HetznerProvider
 from tests.contract.terraform.conftest import TERRAFORM, Workspace
 from tests.fakes.hetzner import Control, emulator
 

@@ -12,7 +12,7 @@ import pytest
 from autoscaler.settings import AutoscalerSettings
 from gateway.settings import GatewaySettings
 from providers.base import Phase
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 from tests.contract.terraform.conftest import Workspace
 from tests.fakes.ucloud.auth import API_TOKEN
 from tests.fakes.ucloud.lab import CPU, FOLDER, Lab, lab

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from providers.base import DEPLOYMENT_LABEL, POOL_LABEL, Create, Instance, Phase, Ref
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.emulator import Emulator, emulated
 from tests.fakes.ucloud.remote import Remote

@@ -17,7 +17,7 @@ from autoscaler.executor import Executor
 from autoscaler.instances import Creator
 from autoscaler.reconcile import Reconciler
 from providers.base import Applied, Ref
-from providers.hetzner.rate_limit import Budget, Need
+from providers.rate_limit import Budget, Need
 from providers.testing.fake import FakeProvider
 from tests.scenario.autoscaler.fake_gateway import FakeGateway
 from tests.scenario.autoscaler.happenings import worlds

@@ -10,7 +10,7 @@ import pytest
 from autoscaler.core.model import OfferKey, PoolPolicy
 from providers.base import DEPLOYMENT_LABEL, NAME_LABEL, OPERATION_LABEL, ComputeProvider, Create, Instance, Phase
 from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud import clock
 from tests.fakes.ucloud.lab import CPU, Lab, lab
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool

@@ -26,7 +26,7 @@ from providers.base import (
     Ref,
     Scope,
 )
-from providers.hetzner.rate_limit import Budget, Need
+from providers.rate_limit import Budget, Need
 from providers.testing.cloud import EPOCH
 from providers.testing.fake import FakeCloud, Machine, SimulatedCrash
 from simulator.journal import MemoryJournal

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from providers.base import Applied, Create, Deleted, ErrorKind, Phase, ProviderError, Ref
-from providers.local import LocalProvider, processes, vm
+from providers.local import processes, vm
 from providers.local.home import Home, UserData
+from providers.local.provider import LocalProvider
 
 PYTHON = sys.executable
 SLEEP = (PYTHON, "-c", "import signal; signal.pause()")

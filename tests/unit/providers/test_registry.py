@@ -12,7 +12,7 @@ import pytest
 
 from providers import registry
 from providers.base import SettingsError
-from providers.local import LocalProvider
+from providers.local.provider import LocalProvider
 from providers.registry import PluginError
 from providers.testing.fake import FakeProvider
 
@@ -108,7 +108,7 @@ def test_an_unknown_name_tells_what_is_installed() -> None:
 
 
 def test_two_plugins_of_one_name_are_refused() -> None:
-    other = EntryPoint("fake", "providers.local:LocalProvider", registry.GROUP)
+    other = EntryPoint("fake", "providers.local.provider:LocalProvider", registry.GROUP)
     with pytest.raises(PluginError, match="several packages bring a provider 'fake'"):
         registry.load("fake", [FAKE, other])
 

@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.core.naming import OPERATION_ALPHABET, OPERATION_LENGTH
 from providers.base import Create, Phase
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 from sandboxes.app import run
 from sandboxes.bootstrap.ucloud import order
 from tests.fakes.ucloud.auth import API_TOKEN

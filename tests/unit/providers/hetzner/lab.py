@@ -3,7 +3,7 @@
 from typing import Any
 
 from providers.base import POOL_LABEL, Create
-from providers.hetzner import HetznerProvider
+from providers.hetzner.provider import HetznerProvider
 from providers.hetzner.settings import parse
 from tests.fakes.hetzner import Control
 

@@ -3,7 +3,7 @@
 import pytest
 
 from providers.base import Applied, Deleted, ErrorKind, ProviderError, Ref
-from providers.hetzner.rate_limit import Budget, Need
+from providers.rate_limit import Budget, Need
 from tests.unit.providers.hetzner.lab import Lab, order
 
 

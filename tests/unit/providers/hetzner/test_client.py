@@ -16,8 +16,8 @@ from hcloud.server_types import ServerType
 
 from providers.base import Applied, ErrorKind, ProviderError
 from providers.hetzner.client import Api
-from providers.hetzner.rate_limit import Need
 from providers.hetzner.settings import parse
+from providers.rate_limit import Need
 from tests.fakes.hetzner.clock import EPOCH
 from tests.unit.providers.hetzner.lab import Lab, order
 

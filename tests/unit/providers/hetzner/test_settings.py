@@ -6,7 +6,7 @@ import pytest
 
 from providers import registry
 from providers.base import SettingsError
-from providers.hetzner import HetznerProvider
+from providers.hetzner.provider import HetznerProvider
 
 TOKEN = {"HCLOUD_TOKEN": "secret"}
 LEAST = {"ssh_keys": ["fleet"]}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.ucloud import UCloudProvider
+from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.lab import Lab, lab
 from tests.fakes.ucloud.remote import Remote
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from providers.base import OPERATION_LABEL, Applied, Deleted, Phase, ProviderError, Ref
-from providers.ucloud import UCloudProvider
 from providers.ucloud.errors import SETTLE_SECONDS
+from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.lab import Lab, lab, order
 
 TICK = 15.0

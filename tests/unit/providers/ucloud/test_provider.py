@@ -15,8 +15,8 @@ from providers.base import (
     Ref,
     Scope,
 )
-from providers.ucloud import UCloudProvider
 from providers.ucloud.errors import SETTLE_SECONDS
+from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.auth import CACHE_SECONDS
 from tests.fakes.ucloud.lab import CPU, GPU, Lab, order, phase
 from tests.fakes.ucloud.remote import Remote
