@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from providers.base import Caps, Instance, Inventory, Phase, Ref
-from providers.testing.cloud import CAPS
 from providers.testing.contract import DEPLOYMENT, Harness, ProviderContract
-from providers.testing.fake import FakeCloud, FakeProvider
+from providers.testing.fake import CAPS, FakeCloud, FakeProvider
 
 OF_LABELS = replace(CAPS, unique_names=False, deleted_vanish=False, settle_seconds=10.0)
 

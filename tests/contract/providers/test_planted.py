@@ -9,7 +9,7 @@ import pytest
 
 from providers import base
 from providers.base import Applied, ErrorKind, Scope
-from providers.testing import cloud, harness
+from providers.testing import fake, harness
 from providers.testing.contract import DEPLOYMENT, ProviderContract
 from providers.testing.fake import FakeCloud, FakeProvider
 from tests.contract.providers.test_fake import OF_LABELS, FakeHarness
@@ -27,7 +27,7 @@ class StripsUserData(FakeProvider):
 
 class CountsCharacters(FakeProvider):
     def create(self, want: base.Create) -> base.Instance:
-        if len(want.user_data) > cloud.MAX_USER_DATA:
+        if len(want.user_data) > fake.MAX_USER_DATA:
             raise self._refusal(ErrorKind.CONFIG, "too much user data", Scope.POOL)
         return super().create(replace(want, user_data=""))
 
@@ -64,8 +64,8 @@ class MisstatesCaps(FakeProvider):
     """Says of a cloud whose names are labels, and whose gone stay, that it is the other kind."""
 
     def __init__(self, cloud: FakeCloud, deployment: str) -> None:
-        super().__init__(cloud, deployment)
-        self.caps = replace(cloud.caps, unique_names=True, deleted_vanish=True)  # type: ignore[misc]
+        super().__init__(fake, deployment)
+        self.caps = replace(fake.caps, unique_names=True, deleted_vanish=True)  # type: ignore[misc]
 
 
 class HasNoGpu(FakeProvider):
@@ -98,17 +98,17 @@ def judged(kind: type[FakeProvider], account: FakeHarness, test: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "caps", "test"),
     [
-        (DropsUserData, cloud.CAPS, "test_user_data_arrives_byte_for_byte"),
-        (StripsUserData, cloud.CAPS, "test_user_data_arrives_byte_for_byte"),
-        (CountsCharacters, cloud.CAPS, "test_caps_max_user_data"),
+        (DropsUserData, fake.CAPS, "test_user_data_arrives_byte_for_byte"),
+        (StripsUserData, fake.CAPS, "test_user_data_arrives_byte_for_byte"),
+        (CountsCharacters, fake.CAPS, "test_caps_max_user_data"),
         (ForgetsTheGone, OF_LABELS, "test_caps_deleted_vanish"),
         (MisstatesCaps, OF_LABELS, "test_caps_deleted_vanish"),
         (MisstatesCaps, OF_LABELS, "test_a_unique_name_is_refused_to_another_operation"),
         (MisstatesCaps, OF_LABELS, "test_a_unique_name_is_refused_to_another_deployment"),
         (EndsOneNamesake, OF_LABELS, "test_a_delete_by_name_ends_all_that_carry_it"),
         (AdoptsByName, OF_LABELS, "test_a_name_that_is_not_unique_serves_each_operation"),
-        (HasNoGpu, cloud.CAPS, "test_caps_has_gpu"),
-        (ListsNothingWhenTooManyCalls, cloud.CAPS, "test_caps_calls_per_hour"),
+        (HasNoGpu, fake.CAPS, "test_caps_has_gpu"),
+        (ListsNothingWhenTooManyCalls, fake.CAPS, "test_caps_calls_per_hour"),
     ],
     ids=lambda value: getattr(value, "__name__", None) or (value if isinstance(value, str) else ""),
 )

@@ -7,7 +7,7 @@ from typing import Final
 from autoscaler.core.model import FleetPolicy, OfferKey, Order
 from gateway.wire.resources import Shape
 from providers.base import Billing, Offer, Resources
-from providers.testing.cloud import CAPS
+from providers.testing.fake import CAPS
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, SMALL, pool
 
 BIG: Final = Shape(cpus=3, memory_mb=6000, disk_mb=2048, slots=1)

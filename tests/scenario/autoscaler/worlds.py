@@ -27,8 +27,7 @@ from providers.base import (
     Scope,
 )
 from providers.rate_limit import Budget, Need
-from providers.testing.cloud import EPOCH
-from providers.testing.fake import FakeCloud, Machine, SimulatedCrash
+from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
 from simulator.journal import MemoryJournal
 from tests.scenario.autoscaler.audit import Audit, AuditedProvider, Violation, must
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, Watched
