@@ -1,4 +1,8 @@
-"""A cloud in memory, in virtual time, as nasty as the real ones: the test's handle on time, faults and the truth."""
+"""A cloud in memory, in virtual time, as nasty as the real ones, and a provider for it.
+
+`FakeCloud` is the test's handle: time, faults, and what really is there.  `FakeProvider` is what the code under test
+gets.  Several providers may share one cloud, as several deployments share one account.
+"""
 
 import dataclasses
 import re
@@ -53,7 +57,7 @@ OFFERS: Final = (
 
 
 class SimulatedCrash(BaseException):
-    """The process of the caller dies here.  No handler of ordinary errors sees it."""
+    """The caller's process dies here; no handler of ordinary errors sees it."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +83,14 @@ class Machine:
 
     instance: Instance
     runs_at: datetime | None
-    """When it will be running; ``None`` when it never will."""
+    """When it will be running; ``None`` for never."""
     gone_at: datetime | None = None
     lost: bool = False
     user_data: str = ""
 
     @property
     def operation(self) -> str:
-        """The order that it came from."""
+        """The operation that ordered it."""
         return self.instance.labels.get(OPERATION_LABEL, "")
 
 
@@ -97,12 +101,12 @@ class FakeCloud:
     Attributes:
         boot_seconds: how long a new instance boots.
         stop_seconds: how long a deleted one goes on being listed.
-        caps: what kind of cloud it is: its names, its final rows and its bound of calls follow from that.
+        caps: what kind of cloud it is; its names, final rows and rate limit follow from that.
         now: the cloud's own time; only `advance` moves it.
         machines: all that are there, by name where names are unique, else by id.
-        ended: those that went, by id, where they stay listed.
-        made: every machine that there ever was, in order.
-        leftovers: side resources that nothing uses any more, with the deployment that they belong to.
+        ended: deleted ones by id, where they stay listed.
+        made: every machine ever made, in order.
+        leftovers: orphaned side resources, with the deployment that they belong to.
     """
 
     boot_seconds: float = 30.0
@@ -110,7 +114,7 @@ class FakeCloud:
     offers: tuple[Offer, ...] = OFFERS
     caps: Caps = CAPS
     prefix: str = "vm"
-    """Of its ids."""
+    """Prefix of instance ids."""
     now: datetime = EPOCH
     machines: dict[str, Machine] = field(default_factory=dict)
     ended: dict[str, Machine] = field(default_factory=dict)
@@ -118,21 +122,21 @@ class FakeCloud:
     leftovers: dict[str, str] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     stuck_booting: bool = False
-    """New instances never get beyond booting: no capacity, said by silence."""
+    """New instances never get beyond booting, as where a lack of capacity shows only in silence."""
     leaves_leftovers: bool = False
-    """What is deleted leaves an address behind."""
+    """Deleted instances leave an address behind."""
     rate_exhausted: bool = False
-    """Somebody else has used up the calls of this hour."""
+    """Another client has used up the calls of this hour."""
     rate_refusals: int = 0
-    """Calls that were over the bound of ``caps``."""
+    """Calls refused because this client made too many."""
     clock_off: float = 0.0
-    """Seconds that the cloud's stamps are off."""
+    """Seconds by which the cloud's timestamps are off."""
     on_call: Callable[[str], None] | None = None
-    """Is told the method's name before every call."""
+    """Called with the method's name before every call."""
     on_answer: Callable[[str], None] | None = None
-    """Is told the method's name after its work and before its answer."""
+    """Called with the method's name after its work and before its answer."""
     on_wait: Callable[[float], None] | None = None
-    """Lets time pass while a call hangs; by default only this cloud's."""
+    """Called to let time pass while a call hangs; by default only this cloud's clock moves."""
     _faults: dict[str, list[Fault]] = field(default_factory=dict)
     _late: list[tuple[datetime, Create]] = field(default_factory=list)
     _hidden: set[str] = field(default_factory=set)
@@ -141,7 +145,7 @@ class FakeCloud:
     _spent_at: datetime = EPOCH
 
     def advance(self, seconds: float) -> None:
-        """Lets that much time pass."""
+        """Advance the cloud's clock by ``seconds``, and do what falls due."""
         self.now += timedelta(seconds=seconds)
         for order in [order for order in self._late if order[0] <= self.now]:
             self._late.remove(order)
@@ -165,12 +169,14 @@ class FakeCloud:
         retry_after: float | None = None,
         late: float | None = None,
     ) -> None:
-        """The next call of ``method`` raises.  Faults of one method come one after the other.
+        """Let the next call of ``method`` raise.  Faults of one method strike one after the other.
 
         Args:
+            method: name of a method of `ComputeProvider`.
+            kind: of the error, as are ``applied``, ``scope`` and ``retry_after``.
             effect: whether it does its work all the same; by default only if ``applied`` says yes.  A ``maybe`` with
                 ``effect`` is the answer that was lost on its way back.
-            late: a create without effect comes through so many seconds later.
+            late: a create without effect takes effect so many seconds later.
         """
         done = applied is Applied.YES if effect is None else effect
         message = f"fake: {method} answered {kind}"
@@ -178,35 +184,35 @@ class FakeCloud:
         self._faults.setdefault(method, []).append(Fault(done, error, late=late))
 
     def lose_answer(self, method: str = "create") -> None:
-        """The next call of ``method`` does its work, and its answer is lost."""
+        """Let the next call of ``method`` do its work and lose its answer."""
         self.fail_next(method, ErrorKind.TRANSIENT, Applied.MAYBE, effect=True)
 
     def delay_order(self, seconds: float) -> None:
-        """The next create gets no answer, and its instance appears only later."""
+        """Let the next create get no answer, and its instance appear ``seconds`` later."""
         self.fail_next("create", ErrorKind.TRANSIENT, Applied.MAYBE, effect=False, late=seconds)
 
     def break_next(self, method: str, error: Exception, *, effect: bool) -> None:
-        """The next call of ``method`` raises something that the port does not know."""
+        """Let the next call of ``method`` raise something that is no `ProviderError`."""
         self._faults.setdefault(method, []).append(Fault(effect, error))
 
     def hang_next(self, method: str, seconds: float) -> None:
-        """The next call of ``method`` takes long, and then succeeds."""
+        """Let the next call of ``method`` hang for ``seconds`` and then succeed."""
         self._faults.setdefault(method, []).append(Fault(True, None, seconds))
 
     def hide_next(self, key: str) -> None:
-        """The next listing lacks one instance, unless the last one has; so do searches until the one after it."""
+        """Hide one instance from the next listing, and from searches until the one after; never from two in a row."""
         self._hidden.add(key)
 
     def vanish(self, key: str) -> None:
-        """The instance is gone at once, and nobody was told."""
+        """Remove the instance at once, behind everybody's back."""
         self._end(self.machines.pop(key))
 
     def lose(self, key: str) -> None:
-        """The instance stays in the listing and can never run again."""
+        """Let the instance stay listed and never run again."""
         self.machines[key].lost = True
 
     def heal(self) -> None:
-        """Nothing goes wrong any more; orders that are under way still come through."""
+        """End all faults; delayed orders still take effect."""
         self.stuck_booting = self.rate_exhausted = self.leaves_leftovers = False
         self._faults.clear()
         self._hidden.clear()
@@ -219,33 +225,33 @@ class FakeCloud:
         return int(most - max(0.0, self._spent - gained))
 
     def refill(self) -> None:
-        """All calls of an hour may be made again."""
+        """Allow a whole hour's calls again."""
         self._spent = 0.0
 
     # -- the truth ----------------------------------------------------------------------------------------------------
 
     @property
     def created(self) -> list[Instance]:
-        """What was made, in order, as it was then."""
+        """Every instance ever made, in order, as it was then."""
         return [machine.instance for machine in self.made]
 
     def running(self) -> list[str]:
-        """Names of the instances that run now, oldest first."""
+        """Return the names of the running instances, oldest first."""
         return [m.instance.name for m in self.machines.values() if self.phase(m) is Phase.RUNNING]
 
     def by_operation(self) -> dict[str, list[str]]:
-        """Keys of all instances that are there, under the operation that made them."""
+        """Return the keys of all present instances by the operation that ordered them."""
         found: dict[str, list[str]] = {}
         for key, machine in self.machines.items():
             found.setdefault(machine.operation, []).append(key)
         return found
 
     def under_way(self) -> set[str]:
-        """Operations whose instance appears only later."""
+        """Return the operations whose delayed instance has yet to appear."""
         return {want.operation_id for _, want in self._late}
 
     def of_order(self, want: Create) -> Machine | None:
-        """What an order has made already, even if it has ended."""
+        """Return the machine that this operation has ordered already, even if it has ended."""
         for machine in (*self.indexed(), *self.ended.values()):
             labels = machine.instance.labels
             if (labels[DEPLOYMENT_LABEL], machine.operation) == (want.deployment, want.operation_id):
@@ -253,7 +259,7 @@ class FakeCloud:
         return None
 
     def phase(self, machine: Machine) -> Phase:
-        """Where a machine stands at this moment."""
+        """Return the phase of a machine at this moment."""
         if machine.gone_at is not None:
             return Phase.STOPPING if machine.gone_at > self.now else Phase.GONE
         if machine.lost:
@@ -261,20 +267,20 @@ class FakeCloud:
         return Phase.RUNNING if machine.runs_at is not None and machine.runs_at <= self.now else Phase.BOOTING
 
     def shown(self) -> list[Machine]:
-        """What a listing shows; what was hidden is shown again by the next one."""
+        """Return the machines of a listing; the next one shows again what this one hides."""
         self._lacking, self._hidden = self._hidden - self._lacking, set()
         return [*self.indexed(), *self.ended.values()]
 
     def indexed(self) -> tuple[Machine, ...]:
-        """What a search finds now: all that the last listing did not lack."""
+        """Return what a search finds now: all that the last listing did not hide."""
         return tuple(machine for key, machine in tuple(self.machines.items()) if key not in self._lacking)
 
     def stamp(self) -> datetime:
-        """The present moment, as the cloud writes it."""
+        """Return the present moment as the cloud writes it, by a clock that may be off."""
         return self.now + timedelta(seconds=self.clock_off)
 
     def make(self, want: Create) -> Machine:
-        """A new machine."""
+        """Make a machine for an order."""
         number = len(self.made) + 1
         instance = Instance(
             id=f"{self.prefix}-{number}",
@@ -295,7 +301,7 @@ class FakeCloud:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def begin(self, method: str, want: Create | None = None) -> Fault | None:
-        """Counts a call, applies the rate bound and takes the fault that waits for this method."""
+        """Count a call, apply the rate limit, and take the fault that waits for this method."""
         if self.on_call is not None:
             self.on_call(method)
         self.calls.append(method)
@@ -311,14 +317,14 @@ class FakeCloud:
         return fault
 
     def end(self, method: str, fault: Fault | None) -> None:
-        """The moment between the work and its answer."""
+        """Pass the moment between the work and its answer, where the answer may be lost."""
         if self.on_answer is not None:
             self.on_answer(method)
         if fault is not None and fault.error is not None:
             raise fault.error
 
     def _count(self) -> None:
-        """One call of a bucket that holds an hour's calls and refills evenly."""
+        """Take one call from a bucket that holds an hour's calls and refills evenly."""
         most = self.caps.calls_per_hour
         if most is None:
             return
@@ -348,7 +354,7 @@ NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class FakeProvider(ComputeProvider):
-    """The port, over a `FakeCloud`."""
+    """The provider of a `FakeCloud`."""
 
     kind: ClassVar[str] = "fake"
     caps: ClassVar[Caps] = CAPS
@@ -361,7 +367,7 @@ class FakeProvider(ComputeProvider):
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
-        """A provider over a cloud of its own."""
+        """Return a provider with a cloud of its own."""
         if settings:
             raise SettingsError(f"fake: unknown key {min(settings)!r}; it has none")
         return cls(FakeCloud(), deployment)
@@ -428,7 +434,7 @@ class FakeProvider(ComputeProvider):
         return machine.instance.labels.get(DEPLOYMENT_LABEL) == self.deployment
 
     def _find(self, ref: Ref) -> Sequence[Machine]:
-        """All that are meant, those that are there first and the oldest of them first."""
+        """Return the machines that ``ref`` names: present ones first, the oldest of them first."""
         # Where names are labels, a look by name is a search in what listings are made from.
         is_search = ref.id is None and not self.caps.unique_names
         there = self.cloud.indexed() if is_search else tuple(self.cloud.machines.values())

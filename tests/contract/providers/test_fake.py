@@ -54,7 +54,7 @@ SECOND = timedelta(seconds=1)
 
 
 class StampingProvider(FakeProvider):
-    """Tells of steps and ends as it is told to."""
+    """Stamps progress and expiry as the test wants."""
 
     def __init__(self, cloud: FakeCloud, stamp: Stamps) -> None:
         super().__init__(cloud, DEPLOYMENT)
@@ -72,10 +72,10 @@ class StampingProvider(FakeProvider):
 def judged(stamp: Stamps) -> None:
     harness = FakeHarness()
     provider = StampingProvider(harness.cloud, stamp)
-    ProviderContract().test_steps_and_ends_are_told_by_its_own_clock(provider, harness)
+    ProviderContract().test_progress_and_expiry_follow_the_clouds_clock(provider, harness)
 
 
-def test_steps_and_ends_that_are_right_are_taken() -> None:
+def test_progress_and_expiry_by_the_clouds_clock_are_accepted() -> None:
     judged(lambda each, at: replace(each, progress_at=at, expires_at=each.created_at + HOUR))
 
 
@@ -89,8 +89,15 @@ def test_steps_and_ends_that_are_right_are_taken() -> None:
         lambda each, at: replace(each, expires_at=(at + HOUR).replace(tzinfo=None)),
         lambda each, _: replace(each, progress_at=each.created_at + SECOND * (each.phase is Phase.BOOTING)),
     ],
-    ids=["a step to come", "a step before", "a step of no zone", "an end at once", "an end of no zone", "steps back"],
+    ids=[
+        "progress in the future",
+        "progress before the order",
+        "naive progress",
+        "expiry at once",
+        "naive expiry",
+        "progress backwards",
+    ],
 )
-def test_wrong_steps_and_ends_are_found(stamp: Stamps) -> None:
+def test_progress_or_expiry_off_the_clouds_clock_is_found(stamp: Stamps) -> None:
     with pytest.raises((AssertionError, TypeError)):
         judged(stamp)

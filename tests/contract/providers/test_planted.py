@@ -9,7 +9,7 @@ import pytest
 
 from providers import base
 from providers.base import Applied, ErrorKind, Scope
-from providers.testing import fake, harness
+from providers.testing import contract, fake
 from providers.testing.contract import DEPLOYMENT, ProviderContract
 from providers.testing.fake import FakeCloud, FakeProvider
 from tests.contract.providers.test_fake import OF_LABELS, FakeHarness
@@ -64,8 +64,8 @@ class MisstatesCaps(FakeProvider):
     """Says of a cloud whose names are labels, and whose gone stay, that it is the other kind."""
 
     def __init__(self, cloud: FakeCloud, deployment: str) -> None:
-        super().__init__(fake, deployment)
-        self.caps = replace(fake.caps, unique_names=True, deleted_vanish=True)  # type: ignore[misc]
+        super().__init__(cloud, deployment)
+        self.caps = replace(cloud.caps, unique_names=True, deleted_vanish=True)  # type: ignore[misc]
 
 
 class HasNoGpu(FakeProvider):
@@ -106,7 +106,7 @@ def judged(kind: type[FakeProvider], account: FakeHarness, test: str) -> None:
         (MisstatesCaps, OF_LABELS, "test_a_unique_name_is_refused_to_another_operation"),
         (MisstatesCaps, OF_LABELS, "test_a_unique_name_is_refused_to_another_deployment"),
         (EndsOneNamesake, OF_LABELS, "test_a_delete_by_name_ends_all_that_carry_it"),
-        (AdoptsByName, OF_LABELS, "test_a_name_that_is_not_unique_serves_each_operation"),
+        (AdoptsByName, OF_LABELS, "test_a_shared_name_serves_each_operation"),
         (HasNoGpu, fake.CAPS, "test_caps_has_gpu"),
         (ListsNothingWhenTooManyCalls, fake.CAPS, "test_caps_calls_per_hour"),
     ],
@@ -127,7 +127,7 @@ def test_an_unknown_setting_beside_right_ones_is_found() -> None:
 
 def test_a_refusal_that_does_not_come_says_what_was_expected() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"expected a ProviderError of kind quota or config.*succeeded"):
-        harness.refusal(lambda: None, ErrorKind.QUOTA, ErrorKind.CONFIG)
+        contract.refusal(lambda: None, ErrorKind.QUOTA, ErrorKind.CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_another_refusal_says_what_was_expected(kind: ErrorKind, applied: Applie
         raise base.ProviderError("why", kind=kind, applied=applied, scope=Scope.POOL)
 
     with pytest.raises(AssertionError, match=words):
-        harness.refusal(refused, ErrorKind.QUOTA)
+        contract.refusal(refused, ErrorKind.QUOTA)
 
 
 def test_a_failed_assertion_shows_what_it_compared() -> None:
