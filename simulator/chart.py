@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from simulator.amounts import RESOURCES
-from simulator.engine import Outcome, Sample
-from simulator.metrics import Summary
+from simulator.engine import RunResult, Sample
+from simulator.metrics import RunSummary
+from simulator.trace import RESOURCES
 
 WIDTH: Final = 1000
 PANEL: Final = 190
@@ -16,8 +16,8 @@ LEFT: Final = 78
 RIGHT: Final = 70
 TOP: Final = 90
 FOOT: Final = 4
-POINTS: Final = 800
-"""Most points of a line: more cannot be told apart at this width."""
+MAX_POINTS: Final = 800
+"""Points of a line: more cannot be told apart at this width."""
 INK: Final = "#222"
 GRID: Final = "#ddd"
 USED: Final = "#2a7f9e"
@@ -36,7 +36,7 @@ UNITS: Final = {
 
 
 @dataclass(frozen=True)
-class Line:
+class Series:
     """One series of a panel."""
 
     name: str
@@ -47,26 +47,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Axes:
-    """Where a panel stands, and what its edges mean."""
+    """The position of a panel, and the values at its edges."""
 
     top: float
     most_x: float
     most_y: float
 
     def x(self, value: float) -> float:
-        """Pixels from the left."""
+        """Return pixels from the left."""
         return LEFT + value / self.most_x * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixels from above."""
+        """Return pixels from the top."""
         return self.top + PANEL - value / self.most_y * PANEL
 
 
-def draw(outcome: Outcome, summary: Summary) -> str:
-    """The SVG document."""
-    samples = _thinned(outcome.samples)
+def draw(run: RunResult, summary: RunSummary) -> str:
+    """Return the SVG document."""
+    samples = _thinned(run.samples)
     hours = [sample.at / 3600 for sample in samples]
-    panels = [_demand(samples, summary), _instances(samples), _money(outcome, samples, summary)]
+    panels = [_demand(samples, summary), _instances(samples), _money(run, samples, summary)]
     height = TOP + len(panels) * (PANEL + GAP) + FOOT
     body = [*_heading(summary)]
     for number, (title, lines) in enumerate(panels):
@@ -79,7 +79,7 @@ def draw(outcome: Outcome, summary: Summary) -> str:
     )
 
 
-def _demand(samples: Sequence[Sample], summary: Summary) -> tuple[str, list[Line]]:
+def _demand(samples: Sequence[Sample], summary: RunSummary) -> tuple[str, list[Series]]:
     resource = max(
         (name for name in summary.utilisation if name in UNITS), key=lambda n: summary.utilisation[n], default="slots"
     )
@@ -88,27 +88,27 @@ def _demand(samples: Sequence[Sample], summary: Summary) -> tuple[str, list[Line
     demand = [u + sample.wanted[place] / scale for u, sample in zip(used, samples, strict=True)]
     capacity = [sample.capacity[place] / scale for sample in samples]
     return f"Demand and capacity, {unit} (the scarcest resource)", [
-        Line("waiting", WAITING, demand, is_area=True),
-        Line("running", USED, used, is_area=True),
-        Line("capacity of ready nodes", CAPACITY, capacity),
+        Series("waiting", WAITING, demand, is_area=True),
+        Series("running", USED, used, is_area=True),
+        Series("capacity of ready nodes", CAPACITY, capacity),
     ]
 
 
-def _instances(samples: Sequence[Sample]) -> tuple[str, list[Line]]:
+def _instances(samples: Sequence[Sample]) -> tuple[str, list[Series]]:
     return "Instances (number)", [
-        Line("paid for", PAID, [float(sample.instances) for sample in samples], is_area=True),
-        Line("ready nodes", CAPACITY, [float(sample.nodes) for sample in samples]),
+        Series("paid for", PAID, [float(sample.instances) for sample in samples], is_area=True),
+        Series("ready nodes", CAPACITY, [float(sample.nodes) for sample in samples]),
     ]
 
 
-def _money(outcome: Outcome, samples: Sequence[Sample], summary: Summary) -> tuple[str, list[Line]]:
+def _money(run: RunResult, samples: Sequence[Sample], summary: RunSummary) -> tuple[str, list[Series]]:
     return "Cost up to now, €", [
-        Line("cost", COST, _costs(outcome, samples)),
-        Line("lower bound of the whole trace", WAITING, [summary.bound] * len(samples)),
+        Series("cost", COST, _costs(run, samples)),
+        Series("lower bound of the whole trace", WAITING, [summary.bound] * len(samples)),
     ]
 
 
-def _heading(summary: Summary) -> list[str]:
+def _heading(summary: RunSummary) -> list[str]:
     first = (
         f"{summary.jobs} jobs in {summary.hours:.1f} h · {summary.cost:.2f} € = {summary.cost_ratio:.2f} × the lower "
         f"bound · {summary.boots} boots, at most {summary.most_nodes} at once"
@@ -124,7 +124,7 @@ def _heading(summary: Summary) -> list[str]:
     ]
 
 
-def _panel(title: str, lines: Sequence[Line], hours: Sequence[float], top: float) -> list[str]:
+def _panel(title: str, lines: Sequence[Series], hours: Sequence[float], top: float) -> list[str]:
     axes = Axes(top, max(hours[-1], 1e-9), _rounded(max((max(line.values) for line in lines), default=0.0)))
     found = [_text(LEFT, top - 8, title, weight="bold")]
     for share in range(5):
@@ -149,7 +149,7 @@ def _panel(title: str, lines: Sequence[Line], hours: Sequence[float], top: float
     return [*found, *_legend(lines, top)]
 
 
-def _legend(lines: Sequence[Line], top: float) -> list[str]:
+def _legend(lines: Sequence[Series], top: float) -> list[str]:
     found: list[str] = []
     right = float(WIDTH - RIGHT)
     for line in reversed(lines):
@@ -167,22 +167,22 @@ def _text(x: float, y: float, words: str, *, size: int = 12, weight: str = "norm
     )
 
 
-def _costs(outcome: Outcome, samples: Sequence[Sample]) -> list[float]:
-    """Euro up to each of these moments."""
+def _costs(run: RunResult, samples: Sequence[Sample]) -> list[float]:
+    """Return the euro spent up to each of these moments."""
     return [
         sum(
-            machine.cost(provider.settings.billing, sample.at)
-            for provider in outcome.providers.values()
-            for machine in provider.machines
-            if machine.created_at <= sample.at
+            instance.cost(provider.settings.billing, sample.at)
+            for provider in run.providers.values()
+            for instance in provider.instances
+            if instance.created_at <= sample.at
         )
         for sample in samples
     ]
 
 
 def _thinned(samples: Sequence[Sample]) -> list[Sample]:
-    """Few enough of them; of each stretch the one with the most demand, so that no peak is lost."""
-    width = max(1, -(-len(samples) // POINTS))
+    """Return few enough of them; of each stretch the one with the most demand, so that no peak is lost."""
+    width = max(1, -(-len(samples) // MAX_POINTS))
     return [
         max(samples[at : at + width], key=lambda sample: sample.waiting + sample.running)
         for at in range(0, len(samples), width)
@@ -190,7 +190,7 @@ def _thinned(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _rounded(most: float) -> float:
-    """A number at or above ``most`` whose quarters are round."""
+    """Return a number at or above ``most`` whose quarters are round."""
     if most <= 0:
         return 1.0
     power = 10.0 ** (len(f"{most:.0f}") - 1) if most >= 1 else 0.1
@@ -200,5 +200,5 @@ def _rounded(most: float) -> float:
 
 
 def _step(hours: float) -> float:
-    """Hours between two marks of the axis of time."""
+    """Return the hours between two marks of the axis of time."""
     return next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 6.0, 12.0) if hours / step <= 12), 24.0)

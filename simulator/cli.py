@@ -1,4 +1,4 @@
-"""``sandboxes simulate``: what a fleet of these settings would have cost, and how long work had waited."""
+"""``sandboxes simulate``: what a fleet of these settings would have cost, and how long work would have waited."""
 
 import contextlib
 import json
@@ -8,23 +8,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
+import click
 import typer
 from rich.console import Console
 
 from gateway.wire.settings import ConfigurationError
 from providers.base import Billing
 from simulator import chart as charts
-from simulator import settings, tracefile
+from simulator import settings, trace
+from simulator.bound import NoSolverError, require_solver
 from simulator.engine import Progress, Simulation
 from simulator.gateway import WorkLostError
-from simulator.metrics import COST_GOAL, WAIT_GOAL, Summary, summarise
+from simulator.metrics import COST_GOAL, WAIT_GOAL, RunSummary, summarise
 
 TraceOption = Annotated[
     str,
     typer.Option(
         "--trace",
         metavar="FILE|NAME",
-        help=f"Trace to play (JSON Lines), or one that comes with the package: {', '.join(tracefile.shipped())}.",
+        help=f"Trace to play (JSON Lines), or one that comes with the package: {', '.join(trace.shipped())}.",
     ),
 ]
 ConfigOption = Annotated[
@@ -68,9 +70,8 @@ def simulate(
                 chart=chart,
                 on_look=lambda each: status.update(_progress(each)),
             )
-    except (tracefile.TraceError, ConfigurationError, WorkLostError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+    except (trace.TraceError, ConfigurationError, WorkLostError, NoSolverError, OSError) as error:
+        raise click.ClickException(str(error)) from error
     if as_json:
         typer.echo(json.dumps(summary.as_dict(), indent=2))
         return
@@ -81,7 +82,7 @@ def simulate(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """No log of the autoscaler meanwhile: refusals and failed boots are a part of the play."""
+    """Silence the autoscaler's log: refusals and failed boots belong to a run."""
     logger = logging.getLogger("autoscaler")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -98,37 +99,39 @@ def play(
     billing: Billing | None = None,
     chart: Path | None = None,
     on_look: Callable[[Progress], None] = lambda _progress: None,
-) -> tuple[Summary, float]:
-    """Plays a trace under a configuration; both are files, or names of those that come with the package.
+) -> tuple[RunSummary, float]:
+    """Play a trace under a configuration; both are files, or names of those that come with the package.
 
     Args:
         trace_name: the trace.
         config: the configuration.
         billing: of every provider, in place of what the configuration says.
         chart: where to draw it.
-        on_look: is told after every tick how far it is.
+        on_look: is called after every tick with how far the run is.
 
     Returns:
-        The figures, and the seconds that it took.
+        The figures, and the seconds that the run took.
 
     Raises:
         TraceError: there is no such trace, or it is malformed.
         ConfigurationError: the configuration cannot be used.
+        NoSolverError: the solver for the lower bound is not installed.
         WorkLostError: the autoscaler deleted an instance with work on it.
     """
+    require_solver()
     if chart is not None and chart.suffix != ".svg":
         raise ConfigurationError(f"--chart {chart}: only SVG is written; name a file that ends with .svg")
     if chart is not None and not chart.parent.is_dir():
         raise ConfigurationError(f"--chart {chart}: there is no directory {chart.parent}")
-    played = tracefile.load(tracefile.find(trace_name, tracefile.SUFFIX))
-    setup = settings.load(tracefile.find(config, ".toml"))
+    played = trace.load(trace.find(trace_name))
+    setup = settings.load(trace.find(config, ".toml"))
     setup = setup if billing is None else setup.billed(billing)
     began = time.monotonic()
     simulation = Simulation(played, setup)
-    outcome = simulation.run(on_look)
-    summary = summarise(played.name, outcome, setup, simulation.policy)
+    run = simulation.run(on_look)
+    summary = summarise(played.name, run, setup, simulation.policy)
     if chart is not None:
-        chart.write_text(charts.draw(outcome, summary))
+        chart.write_text(charts.draw(run, summary))
     return summary, time.monotonic() - began
 
 
@@ -137,17 +140,17 @@ def _progress(progress: Progress) -> str:
 
 
 def _settings_of(trace_name: str) -> str:
-    tracefile.find(trace_name, tracefile.SUFFIX)
-    if trace_name not in tracefile.shipped():
+    trace.find(trace_name)
+    if trace_name not in trace.shipped():
         raise ConfigurationError(
             f"--config is missing: {trace_name} is a file of your own, so name the settings to play it under, or those "
-            f"of a trace that comes with the package: {', '.join(tracefile.shipped())}"
+            f"of a trace that comes with the package: {', '.join(trace.shipped())}"
         )
     return trace_name
 
 
-def lines(summary: Summary) -> list[str]:
-    """The figures for a person."""
+def lines(summary: RunSummary) -> list[str]:
+    """Return the figures for a person to read."""
     wait, used = summary.wait, summary.utilisation
     shares = ", ".join(f"{name} {share:.0%}" for name, share in used.items() if share)
     found = [

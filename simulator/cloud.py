@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import ClassVar, Final
 
 from providers.base import (
@@ -28,7 +27,7 @@ HOUR: Final = 3600.0
 
 
 @dataclass
-class Machine:
+class SimulatedInstance:
     """One instance over its whole life."""
 
     name: str
@@ -39,14 +38,14 @@ class Machine:
     registers_at: float | None
     """When its node joins; ``None`` when it never will."""
     deleted_at: float | None = None
-    """When it is gone and paid for no more."""
+    """When it is gone and no longer paid for."""
 
     def seconds(self, now: float) -> float:
-        """How long it has been paid for."""
+        """Return for how long it has been paid."""
         return (now if self.deleted_at is None else min(now, self.deleted_at)) - self.created_at
 
     def cost(self, billing: Billing, now: float) -> float:
-        """Euro up to now."""
+        """Return what it has cost, in euro."""
         hours = self.seconds(now) / HOUR
         return float(self.offer.price) * (max(1, math.ceil(hours)) if billing is Billing.HOURLY_ROUND_UP else hours)
 
@@ -55,7 +54,7 @@ class SimulatedProvider(FakeProvider):
     """The fake provider with boot times, stock and a ledger.
 
     Attributes:
-        machines: every instance that was ever made, in order.
+        instances: every instance that was ever made, in order.
         refused: how many creates were refused.
     """
 
@@ -63,24 +62,24 @@ class SimulatedProvider(FakeProvider):
         cloud = FakeCloud(stop_seconds=settings.delete_seconds, offers=tuple(o.offer() for o in settings.offers))
         super().__init__(cloud, deployment)
         self.settings = settings
-        self.machines: list[Machine] = []
+        self.instances: list[SimulatedInstance] = []
         self.refused = 0
-        self._by_name: dict[str, Machine] = {}
+        self._by_name: dict[str, SimulatedInstance] = {}
         self._chance = chance
         self._offers = {(offer.type, offer.location): offer for offer in settings.offers}
         self._born = cloud.now
 
     def at(self, seconds: float) -> datetime:
-        """A moment of the simulation by the cloud's clock."""
+        """Return a moment of the simulation by the cloud's clock."""
         return self._born + timedelta(seconds=seconds)
 
     def create(self, want: Create) -> Instance:
-        """As the port says; draws what the instance will be like."""
+        """Create an instance as the port says, and draw when it boots and joins."""
         offer = self._offers.get((want.type, want.location))
         if offer is not None and want.name not in self._by_name and self._is_out(offer):
             self.refused += 1
             raise ProviderError(
-                f"simulated: {want.type} at {want.location} cannot be had now",
+                f"simulated: {want.type} at {want.location} is out of stock",
                 kind=ErrorKind.CAPACITY,
                 applied=Applied.NO,
                 scope=Scope.OFFER,
@@ -92,24 +91,24 @@ class SimulatedProvider(FakeProvider):
         return instance
 
     def delete(self, ref: Ref) -> Deleted:
-        """As the port says; ends the bill."""
+        """Delete an instance as the port says, and end its bill."""
         answer = super().delete(ref)
-        machine = self._by_name.get(ref.name or "")
-        if answer is Deleted.ACCEPTED and machine is not None and machine.deleted_at is None:
-            machine.deleted_at = self._seconds() + self.settings.delete_seconds
+        instance = self._by_name.get(ref.name or "")
+        if answer is Deleted.ACCEPTED and instance is not None and instance.deleted_at is None:
+            instance.deleted_at = self._seconds() + self.settings.delete_seconds
         return answer
 
-    def alive(self) -> list[Machine]:
-        """Those that are still paid for."""
+    def alive(self) -> list[SimulatedInstance]:
+        """Return the instances that are still paid for."""
         now = self._seconds()
-        return [machine for machine in self._by_name.values() if machine.deleted_at is None or machine.deleted_at > now]
+        return [each for each in self._by_name.values() if each.deleted_at is None or each.deleted_at > now]
 
     def forget_gone(self) -> None:
-        """Drops what is gone from what is looked through; `machines` keeps it."""
-        self._by_name = {machine.name: machine for machine in self.alive()}
+        """Drop what is gone from what is searched; `instances` keeps it."""
+        self._by_name = {each.name: each for each in self.alive()}
 
     def _is_out(self, offer: SimulatedOffer) -> bool:
-        there = Counter((machine.offer.type, machine.offer.location) for machine in self.alive())
+        there = Counter((each.offer.type, each.offer.location) for each in self.alive())
         if offer.stock is not None and there[offer.type, offer.location] >= offer.stock:
             return True
         return self.settings.refusals > 0 and self._chance.random() < self.settings.refusals
@@ -119,27 +118,21 @@ class SimulatedProvider(FakeProvider):
         joins: float | None = now + self.cloud.boot_seconds + self.settings.join.draw(self._chance)
         if self.settings.boot_failures and self._chance.random() < self.settings.boot_failures:
             joins = None
-        machine = Machine(want.name, want.pool, want.labels[OPERATION_LABEL], offer, now, joins)
-        self.machines.append(machine)
-        self._by_name[want.name] = machine
+        instance = SimulatedInstance(want.name, want.pool, want.labels[OPERATION_LABEL], offer, now, joins)
+        self.instances.append(instance)
+        self._by_name[want.name] = instance
 
     def _seconds(self) -> float:
         return (self.cloud.now - self._born).total_seconds()
 
 
 class HourlyProvider(SimulatedProvider):
-    """One that charges every started hour."""
+    """A simulated provider that charges every started hour."""
 
     caps: ClassVar[Caps] = replace(FakeProvider.caps, billing=Billing.HOURLY_ROUND_UP)
 
 
-def build(settings: CloudSettings, deployment: str, chance: random.Random) -> SimulatedProvider:
-    """The provider that these settings describe."""
+def simulated_provider(settings: CloudSettings, deployment: str, chance: random.Random) -> SimulatedProvider:
+    """Return the provider that these settings describe."""
     cls = HourlyProvider if settings.billing is Billing.HOURLY_ROUND_UP else SimulatedProvider
     return cls(settings, deployment, chance)
-
-
-def euros(provider: SimulatedProvider, now: float) -> Decimal:
-    """What everything has cost up to now."""
-    total = sum(machine.cost(provider.settings.billing, now) for machine in provider.machines)
-    return Decimal(str(round(total, 6)))

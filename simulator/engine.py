@@ -3,7 +3,6 @@
 import heapq
 import itertools
 import random
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,19 +17,16 @@ from autoscaler.instances import Chances
 from autoscaler.observe import Observer
 from autoscaler.reconcile import Reconciler, Report
 from providers.testing.fake import EPOCH
-from simulator import cloud as clouds
-from simulator.amounts import Amounts
-from simulator.cloud import Machine, SimulatedProvider
+from simulator.cloud import SimulatedInstance, SimulatedProvider, simulated_provider
 from simulator.gateway import PREPARED_SECONDS, SimulatedGateway
 from simulator.journal import MemoryJournal
 from simulator.settings import Setup
-from simulator.trace import Batch, Job, Trace
+from simulator.trace import Amounts, JobBatch, Trace, TraceJob
 
 MONOTONIC_START: Final = 1000.0
 CALM_SECONDS: Final = 60.0
-"""Ticks are left out for so long at most while nothing can come of them: every node is ready and has work, nothing
+"""Ticks are skipped for so long at most while nothing can come of them: every node is ready and has work, nothing
 waits, no floor has to be kept, and nothing has happened since the last one but the end of some job among others."""
-_NUMBER: Final = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -63,25 +59,25 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """Everything that a run has shown."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[TraceJob, ...]
     waits: dict[str, float]
     """Seconds from asked for to started, by job; what never started is missing."""
     providers: dict[str, SimulatedProvider]
     samples: tuple[Sample, ...]
-    held: dict[str, float]
-    """For how many seconds which reason has kept waiting jobs from new nodes."""
+    held: dict[tuple[str, RefusalKind], float]
+    """For how many seconds what was refused (a pool, or all demand) for which kind of reason, while jobs waited."""
     moves: Counter[str]
-    """How many intents have come to each state."""
+    """How many intents have entered each state."""
     ended_at: float
     ticks: int
 
     @property
-    def machines(self) -> list[Machine]:
+    def instances(self) -> list[SimulatedInstance]:
         """Every instance that was made."""
-        return [machine for provider in self.providers.values() for machine in provider.machines]
+        return [instance for provider in self.providers.values() for instance in provider.instances]
 
 
 class VirtualClock(Clock):
@@ -91,11 +87,11 @@ class VirtualClock(Clock):
         self.seconds = 0.0
 
     def now(self) -> float:
-        """Seconds since the epoch, UTC."""
+        """Return seconds since the epoch, UTC."""
         return EPOCH.timestamp() + self.seconds
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow."""
+        """Return seconds that only ever grow."""
         return MONOTONIC_START + self.seconds
 
 
@@ -111,7 +107,7 @@ class Simulation:
         chance = random.Random(setup.simulation.seed)  # noqa: S311 - it has to be repeatable
         deployment = setup.autoscaler.deployment
         self._providers = {
-            name: clouds.build(each, deployment, chance) for name, each in setup.simulation.providers.items()
+            name: simulated_provider(each, deployment, chance) for name, each in setup.simulation.providers.items()
         }
         self._gateway = SimulatedGateway(
             at=next(iter(self._providers.values())).at,
@@ -126,8 +122,8 @@ class Simulation:
         self._known: Counter[str] = Counter()
         self._asked_at: dict[str, float] = {}
         self._waits: dict[str, float] = {}
-        self._after: dict[str, list[Job]] = {}
-        self._held: Counter[str] = Counter()
+        self._after: dict[str, list[TraceJob]] = {}
+        self._held: Counter[tuple[str, RefusalKind]] = Counter()
         self._samples: list[Sample] = []
         self._left = len(self.jobs)
         self._moved_at = 0.0
@@ -135,11 +131,11 @@ class Simulation:
         self._is_calm = False
         self._looked_at = 0.0
 
-    def run(self, on_look: Callable[[Progress], None] = lambda _progress: None) -> Outcome:
-        """Plays until the work is done and the fleet is back at its minimum, or nothing moves any more.
+    def run(self, on_look: Callable[[Progress], None] = lambda _progress: None) -> RunResult:
+        """Play until the work is done and the fleet is back at its minimum, or nothing moves any more.
 
         Args:
-            on_look: is told after every tick how far the run is.
+            on_look: is called after every tick with how far the run is.
 
         Raises:
             WorkLostError: the autoscaler deleted an instance with work on it.
@@ -157,7 +153,7 @@ class Simulation:
             on_look(Progress(self._clock.seconds, len(self.jobs) - self._left, len(self.jobs)))
             if self._is_over():
                 break
-        return Outcome(
+        return RunResult(
             jobs=self.jobs,
             waits=self._waits,
             providers=self._providers,
@@ -169,7 +165,7 @@ class Simulation:
         )
 
     def _look(self, tick: float) -> None:
-        """One tick of the autoscaler."""
+        """Let the autoscaler tick once."""
         self._gateway.has_changed = False
         self._looked_at = self._clock.seconds
         report = self._reconciler.tick()
@@ -186,7 +182,7 @@ class Simulation:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _schedule_jobs(self) -> None:
-        together: dict[float, list[Job]] = {}
+        together: dict[float, list[TraceJob]] = {}
         for job in self.jobs:
             if job.batch.after:
                 self._after.setdefault(job.batch.after, []).append(job)
@@ -194,7 +190,7 @@ class Simulation:
                 together.setdefault(job.at, []).append(job)
         for at, jobs in together.items():
             self._at(at, lambda jobs=jobs: self._submit(jobs))  # type: ignore[misc]  # binds the present value
-        first: dict[Batch, Job] = {}
+        first: dict[JobBatch, TraceJob] = {}
         for job in self.jobs:
             if job.batch.ahead:
                 first.setdefault(job.batch, job)
@@ -205,7 +201,7 @@ class Simulation:
         heapq.heappush(self._events, (seconds, next(self._order), event))
 
     def _play(self, until: float) -> None:
-        """Everything that happens up to a moment."""
+        """Let everything happen that is due up to a moment."""
         while self._events and self._events[0][0] <= until:
             at, _, event = heapq.heappop(self._events)
             self._clock.seconds = self._gateway.now = at
@@ -214,32 +210,32 @@ class Simulation:
         for provider in self._providers.values():
             provider.cloud.advance((EPOCH - provider.cloud.now).total_seconds() + until)
 
-    def _submit(self, jobs: list[Job]) -> None:
+    def _submit(self, jobs: list[TraceJob]) -> None:
         self._moved_at = self._clock.seconds
         self._asked_at |= dict.fromkeys((job.id for job in jobs), self._clock.seconds)
         self._gateway.submit(jobs)
 
-    def _prepare(self, batch: Batch, job: Job) -> None:
+    def _prepare(self, batch: JobBatch, job: TraceJob) -> None:
         self._gateway.prepare(job, batch.count, batch.at + batch.over + PREPARED_SECONDS)
 
-    def _started(self, job: Job) -> None:
+    def _started(self, job: TraceJob) -> None:
         now = self._clock.seconds
         self._waits[job.id] = now - self._asked_at[job.id]
         self._moved_at = now
         self._at(now + job.seconds, lambda: self._ended(job))
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: TraceJob) -> None:
         self._moved_at = self._clock.seconds
         self._left -= 1
         self._gateway.finish(job)
         for other in self._after.pop(job.batch.name, []) if job.batch.name else []:
             self._at(self._clock.seconds + other.at, lambda each=other: self._submit([each]))  # type: ignore[misc]
 
-    def _join(self, machine: Machine) -> None:
-        if machine.deleted_at is None:
-            pool = self._pools[machine.pool]
-            gives = expected_shape(World(), pool, machine.offer.offer())
-            self._gateway.register(machine.name, machine.operation_id, pool, gives)
+    def _join(self, instance: SimulatedInstance) -> None:
+        if instance.deleted_at is None:
+            pool = self._pools[instance.pool]
+            total = expected_shape(World(), pool, instance.offer.offer())
+            self._gateway.register(instance.name, instance.operation_id, pool, total)
 
     # -- the autoscaler -----------------------------------------------------------------------------------------------
 
@@ -266,27 +262,26 @@ class Simulation:
         )
 
     def _follow(self) -> None:
-        """What came of the orders of one tick: nodes that will join, nodes that are no more."""
+        """Schedule the nodes that will join after one tick, and drop those whose instance was deleted."""
         for name, provider in self._providers.items():
-            for machine in provider.machines[self._known[name] :]:
-                if machine.registers_at is not None:
-                    self._at(machine.registers_at, lambda m=machine: self._join(m))  # type: ignore[misc]
-            self._known[name] = len(provider.machines)
-            for machine in provider.alive():
-                if machine.deleted_at is not None:
-                    self._gateway.vanish(machine.name)
+            for instance in provider.instances[self._known[name] :]:
+                if instance.registers_at is not None:
+                    self._at(instance.registers_at, lambda each=instance: self._join(each))  # type: ignore[misc]
+            self._known[name] = len(provider.instances)
+            for instance in provider.alive():
+                if instance.deleted_at is not None:
+                    self._gateway.vanish(instance.name)
             provider.forget_gone()
 
     def _note(self, report: Report, tick: float) -> None:
-        """Keeps what has stood in the way of those who wait."""
+        """Count what stands in the way of waiting jobs."""
         if self._gateway.tally.waiting:
-            refused = [wait for wait in report.plan.waits if isinstance(wait.kind, RefusalKind)]
-            reasons = {f"{wait.subject}: {_NUMBER.sub('#', wait.reason)}" for wait in refused}
-            self._held.update(dict.fromkeys(reasons, tick))
+            refused = {(wait.subject, wait.kind) for wait in report.plan.waits if isinstance(wait.kind, RefusalKind)}
+            self._held.update(dict.fromkeys(refused, tick))
 
     def _sample(self) -> None:
         tally = self._gateway.tally
-        alive = [machine for provider in self._providers.values() for machine in provider.alive()]
+        alive = [instance for provider in self._providers.values() for instance in provider.alive()]
         self._samples.append(
             Sample(
                 at=self._clock.seconds,
@@ -295,18 +290,14 @@ class Simulation:
                 wanted=tally.wanted,
                 used=tally.used,
                 capacity=tally.capacity,
-                nodes=len(self._gateway.hosts),
+                nodes=len(self._gateway.fleet),
                 instances=len(alive),
-                hourly=sum(float(machine.offer.price) for machine in alive),
+                hourly=sum(float(instance.offer.price) for instance in alive),
             )
         )
 
     def _is_over(self) -> bool:
-        if self._clock.seconds - self._moved_at > self._setup.simulation.tail_seconds and not self._is_to_come():
+        if self._clock.seconds - self._moved_at > self._setup.simulation.tail_seconds and not self._events:
             return True
         floor = sum(pool.min for pool in self.policy.pools)
         return self._left == 0 and len(self._journal.open_intents()) <= floor
-
-    def _is_to_come(self) -> bool:
-        """Whether something will still happen without the autoscaler's doing."""
-        return bool(self._events)

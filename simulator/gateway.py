@@ -1,31 +1,30 @@
 """A gateway in memory: what waits, where it is placed, and which nodes there are.
 
-It answers the autoscaler with the wire's own models, and places by the gateway's rule: best fit, the longest waiting
-first, and what does not fit holds up nobody of another shape.
+It answers the autoscaler with the wire's own models and places sandboxes by the gateway's own rule, the oldest request
+first; what does not fit holds up nothing of another kind.  Builds, which the gateway does not place, go to the open
+builder with the fewest places left.
 """
 
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Final
 
 from autoscaler.core.pools import PoolPolicy
 from gateway.client import GatewayError
+from gateway.core.model import Node
+from gateway.core.placement import NodeRoom, Placed, PlacementBatch, Requirements
 from gateway.wire.capacity import Ceilings, Demand, PreparedCapacity, WaitingSandbox
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.nodes import BundleManifest, JoinToken, JoinTokenRequest, NodeRecord, RuntimeReport
 from gateway.wire.resources import Shape
-from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import NodeState
-from simulator import amounts
-from simulator.amounts import Amounts
-from simulator.trace import Job
+from simulator.trace import NOTHING, Amounts, TraceJob, amounts_of_node, plus
 
-PREPARED_SECONDS = 900.0
+PREPARED_SECONDS: Final = 900.0
 """Prepared units that nobody claims expire so long after they were wanted."""
-
-Kind = tuple[Amounts, str | None, str]
 
 
 class WorkLostError(Exception):
@@ -33,39 +32,47 @@ class WorkLostError(Exception):
 
 
 @dataclass
-class Host:
-    """One node."""
+class SimulatedNode:
+    """One node that has registered."""
 
-    record: NodeRecord
+    node: Node
     pool: PoolPolicy
-    total: Amounts
-    free: Amounts
+    gives: Amounts
+    reserved: Shape
+    free_builds: int
     registered_at: float
     idle_since: float | None
     jobs: int = 0
-    is_draining: bool = False
-    told: NodeRecord | None = None
-    """Its record, until something of it changes."""
+    record: NodeRecord | None = None
+    """What the autoscaler is answered, until something of it changes."""
 
-    def welcomes(self, kind: Kind) -> bool:
-        """Whether such jobs may run there, whatever room there is."""
-        need, runtime, isolation = kind
-        if need[-1]:
-            return not self.is_draining
-        runs = (runtime is None or runtime in self.pool.runtimes) and isolation in self.pool.isolations
-        return runs and not self.is_draining
+    @property
+    def is_draining(self) -> bool:
+        """Whether it takes nothing new."""
+        return self.node.state is NodeState.DRAINING
+
+    @property
+    def room(self) -> NodeRoom:
+        """The node as placement sees it."""
+        return NodeRoom(self.node, self.reserved)
 
 
 @dataclass
-class Prepared:
-    """Units that were asked for ahead and not claimed yet."""
+class PreparedUnits:
+    """Units that were asked for ahead and are not claimed yet."""
 
     id: str
-    shape: Shape
-    runtime: RuntimeName | None
-    isolation: Isolation
+    needs: Requirements
     count: int
     expires_at: float
+
+
+@dataclass
+class WaitingJobs:
+    """Jobs that need the same, each with its place in the order of requests."""
+
+    needs: Requirements
+    jobs: deque[tuple[int, TraceJob]] = field(default_factory=deque)
 
 
 @dataclass
@@ -74,110 +81,115 @@ class Tally:
 
     waiting: int = 0
     running: int = 0
-    wanted: Amounts = amounts.ZERO
-    used: Amounts = amounts.ZERO
-    capacity: Amounts = amounts.ZERO
+    wanted: Amounts = NOTHING
+    used: Amounts = NOTHING
+    capacity: Amounts = NOTHING
 
 
 @dataclass
 class SimulatedGateway:
-    """The autoscaler's `Gateway`.
+    """The autoscaler's `GatewayPort`.
 
     Attributes:
-        at: the datetime of a moment of the simulation.
-        on_start: is told each job that has found room.
+        at: returns the datetime of a moment of the simulation.
+        on_start: is called with each job that has found room.
     """
 
     at: Callable[[float], datetime]
     heartbeat_seconds: float
     builds_per_node: int
-    on_start: Callable[[Job], None]
+    on_start: Callable[[TraceJob], None]
     now: float = 0.0
     has_changed: bool = True
-    """Whether something has happened that the autoscaler could act on; whoever looks sets it back."""
+    """Whether something has happened that the autoscaler could act on; whoever looks resets it."""
     tally: Tally = field(default_factory=Tally)
-    hosts: dict[str, Host] = field(default_factory=dict)
+    fleet: dict[str, SimulatedNode] = field(default_factory=dict)
     """By node id, in order of registration, which is the order of their ids."""
-    _queues: dict[Kind, deque[tuple[int, Job]]] = field(default_factory=dict)
+    _sandboxes: dict[str, WaitingJobs] = field(default_factory=dict)
+    """Those that wait, by `Requirements.key`."""
+    _builds: deque[TraceJob] = field(default_factory=deque)
     _signals: dict[str, WaitingSandbox] = field(default_factory=dict)
-    _prepared: list[Prepared] = field(default_factory=list)
-    _places: dict[str, tuple[str, Amounts]] = field(default_factory=dict)
-    _builds: int = 0
-    _asked: int = 0
+    _prepared: list[PreparedUnits] = field(default_factory=list)
+    _places: dict[str, str] = field(default_factory=dict)
+    """The node of each running job."""
+    _open_builds: int = 0
+    """Builds that wait or run."""
+    _requests: int = 0
     _joined: int = 0
 
     # -- what the autoscaler calls ------------------------------------------------------------------------------------
 
     def demand(self) -> Demand:
-        """What waits and what was asked for ahead."""
-        self._prepared = [unit for unit in self._prepared if unit.count and unit.expires_at > self.now]
+        """Return what waits and what was asked for ahead."""
+        self._prepared = [units for units in self._prepared if units.count and units.expires_at > self.now]
         return Demand(
             waiting=list(self._signals.values()),
             pending_count=len(self._signals),
             pending_resources=Shape(),
-            prepared=[self._told(unit) for unit in self._prepared],
-            prepared_builder_count=math.ceil(self._builds / self.builds_per_node),
+            prepared=[self._prepared_capacity(units) for units in self._prepared],
+            prepared_builder_count=math.ceil(self._open_builds / self.builds_per_node),
         )
 
     def nodes(self) -> list[NodeRecord]:
-        """All that have registered and are not forgotten."""
+        """Return all nodes that have registered and are not forgotten."""
         # The heartbeats of a node that is not closed prove nothing to anyone, so its record is made once a change.
-        for host in self.hosts.values():
-            if host.told is None or host.is_draining:
-                host.told = self._record(host)
-        return [host.told for host in self.hosts.values() if host.told is not None]
+        for node in self.fleet.values():
+            if node.record is None or node.is_draining:
+                node.record = self._record(node)
+        return [node.record for node in self.fleet.values() if node.record is not None]
 
     def join_token(self, request: JoinTokenRequest) -> JoinToken:
-        """A token; nobody checks it here."""
+        """Return a token; nobody checks it here."""
         expires = self.at(self.now) + timedelta(seconds=request.ttl_seconds)
         return JoinToken(token="simulated", instance=request.instance, expires_at=expires)  # noqa: S106 - no secret
 
     def drain(self, node_id: str, draining: bool = True) -> NodeRecord:
-        """Closes or opens a node."""
-        host = self._host(node_id)
-        host.is_draining, host.told = draining, None
+        """Close or open a node."""
+        node = self._known(node_id)
+        state = NodeState.DRAINING if draining else NodeState.READY
+        node.node, node.record = replace(node.node, state=state), None
         if not draining:
-            self._place([host])
-        return self._record(host)
+            self._place([node])
+        return self._record(node)
 
     def remove_node(self, node_id: str, *, machine_gone: bool = False) -> NodeRecord:
-        """Forgets a node."""
-        record = self._record(self._host(node_id))
+        """Forget a node."""
+        record = self._record(self._known(node_id))
         self._drop(node_id)
         return record
 
     def bundle(self) -> BundleManifest:
-        """Nothing that a simulated node would install."""
+        """Return an empty bundle: a simulated node installs nothing."""
         return BundleManifest(version="", sha256="", files=[])
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
-        """What the gateway would refuse by; every job of a trace is taken in here."""
+        """Ignore what could be had at most: every job of a trace is accepted."""
+
+    # -- what the simulation does -------------------------------------------------------------------------------------
 
     def is_calm(self) -> bool:
-        """Whether nothing waits, is prepared or builds, and every node is open and has work."""
-        idle = any(host.is_draining or not host.jobs for host in self.hosts.values())
-        return not (idle or self.tally.waiting or self._prepared or self._builds)
+        """Return whether nothing waits, is prepared or builds, and every node is open and has work."""
+        idle = any(node.is_draining or not node.jobs for node in self.fleet.values())
+        return not (idle or self.tally.waiting or self._prepared or self._open_builds)
 
-    # -- what the world does ------------------------------------------------------------------------------------------
+    def prepare(self, job: TraceJob, count: int, expires_at: float) -> None:
+        """Ask ahead for capacity for ``count`` jobs like this one."""
+        self._prepared.append(PreparedUnits(f"prepared-{job.id}", requirements_of(job), count, expires_at))
 
-    def prepare(self, job: Job, count: int, expires_at: float) -> None:
-        """Capacity for ``count`` jobs like this one is asked for ahead."""
-        name, batch = f"prepared-{job.id}", job.batch
-        self._prepared.append(Prepared(name, job.shape, batch.runtime, batch.isolation, count, expires_at))
-
-    def submit(self, jobs: Iterable[Job]) -> None:
-        """Jobs come; those that find room start at once."""
+    def submit(self, jobs: Iterable[TraceJob]) -> None:
+        """Accept jobs, and start those that find room."""
         self.has_changed = True
         for job in jobs:
-            kind = _kind(job)
-            self._asked += 1
-            self._queues.setdefault(kind, deque()).append((self._asked, job))
+            self._requests += 1
             self.tally.waiting += 1
-            self.tally.wanted = amounts.plus(self.tally.wanted, kind[0])
+            self.tally.wanted = plus(self.tally.wanted, job.needs)
             if job.is_build:
-                self._builds += 1
+                self._open_builds += 1
+                self._builds.append(job)
                 continue
-            self._claim(job)
+            needs = requirements_of(job)
+            self._sandboxes.setdefault(needs.key, WaitingJobs(needs)).jobs.append((self._requests, job))
+            self._claim(needs)
             self._signals[job.id] = WaitingSandbox(
                 sandbox_id=job.id,
                 shape=job.shape,
@@ -185,151 +197,157 @@ class SimulatedGateway:
                 isolation=job.batch.isolation,
                 since=self.at(self.now),
             )
-        self._place(self.hosts.values())
+        self._place(self.fleet.values())
 
-    def finish(self, job: Job) -> None:
-        """A job ends, and gives its room back."""
-        node_id, need = self._places.pop(job.id)
-        host = self.hosts[node_id]
-        host.free = amounts.plus(host.free, need)
-        host.jobs -= 1
-        host.told = None
-        if not host.jobs:
-            host.idle_since = self.now
+    def finish(self, job: TraceJob) -> None:
+        """End a job, and give its room to what waits."""
+        node = self.fleet[self._places.pop(job.id)]
+        if job.is_build:
+            node.free_builds += 1
+            self._open_builds -= 1
+            self.has_changed = True
+        else:
+            node.reserved = node.reserved.minus(job.shape)
+        node.jobs -= 1
+        node.record = None
+        if not node.jobs:
+            node.idle_since = self.now
             self.has_changed = True
         self.tally.running -= 1
-        self.tally.used = amounts.plus(self.tally.used, need, -1)
-        self._builds -= job.is_build
-        self.has_changed |= job.is_build
-        self._place([host])
+        self.tally.used = plus(self.tally.used, job.needs, -1)
+        self._place([node])
 
-    def register(self, instance: str, operation_id: str, pool: PoolPolicy, gives: Shape) -> None:
-        """A node comes, and takes what waits."""
+    def register(self, instance: str, operation_id: str, pool: PoolPolicy, total: Shape) -> None:
+        """Add a node, which takes what waits."""
         self._joined += 1
-        node_id = f"node-{self._joined:06d}"
-        total = amounts.of_node(pool, gives, self.builds_per_node)
-        record = NodeRecord(
-            id=node_id,
+        runtimes = tuple(
+            RuntimeReport(name=name, version="1", isolations=sorted(pool.isolations), gpus=total.gpus > 0)  # type: ignore[arg-type]  # the policy's names are the wire's
+            for name in sorted(pool.runtimes)
+        )
+        node = Node(
+            id=f"node-{self._joined:06d}",
             instance=instance,
             pool=pool.name,
             state=NodeState.READY,
             node_url="http://node.invalid",
             agent_version="1",
-            total=gives,
-            reserved=Shape(),
-            runtimes=[
-                RuntimeReport(name=name, version="1", isolations=sorted(pool.isolations), gpus=gives.gpus > 0)  # type: ignore[arg-type]  # the policy's names are the wire's
-                for name in sorted(pool.runtimes)
-            ],
-            sandboxes=0,
+            total=total,
+            runtimes=runtimes,
             registered_at=self.at(self.now),
+            heartbeat_at=self.at(self.now),
             operation_id=operation_id,
+            role=pool.role,
         )
-        host = Host(record, pool, total, total, self.now, self.now)
-        self.hosts[node_id] = host
+        gives = amounts_of_node(pool, total, self.builds_per_node)
+        places = self.builds_per_node if pool.hosts_builds else 0
+        self.fleet[node.id] = SimulatedNode(node, pool, gives, Shape(), places, self.now, self.now)
         self.has_changed = True
-        self.tally.capacity = amounts.plus(self.tally.capacity, total)
-        self._place([host])
+        self.tally.capacity = plus(self.tally.capacity, gives)
+        self._place([self.fleet[node.id]])
 
     def vanish(self, instance: str) -> None:
-        """An instance was deleted: its node takes nothing more."""
-        for node_id, host in list(self.hosts.items()):
-            if host.record.instance == instance:
+        """Drop the node of an instance that was deleted."""
+        for node_id, node in list(self.fleet.items()):
+            if node.node.instance == instance:
                 self._drop(node_id)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- placing ------------------------------------------------------------------------------------------------------
 
-    def _place(self, hosts: Iterable[Host]) -> None:
-        """Puts what waits into these nodes, the longest waiting first."""
-        hosts = list(hosts)
-        open_ = {kind: queue for kind, queue in self._queues.items() if queue}
-        while open_ and hosts:
-            kind = min(open_, key=lambda each: open_[each][0][0])
-            host = _best(kind, hosts)
-            if host is None:
-                del open_[kind]
+    def _place(self, nodes: Iterable[SimulatedNode]) -> None:
+        nodes = list(nodes)
+        self._place_builds(nodes)
+        if not self._sandboxes or not nodes:
+            return
+        batch = PlacementBatch([node.room for node in nodes])
+        fitting = dict(self._sandboxes)
+        while fitting:
+            key = min(fitting, key=lambda each: fitting[each].jobs[0][0])
+            placed = batch.place(fitting[key].needs)
+            if not isinstance(placed, Placed):
+                del fitting[key]
                 continue
-            queue = open_[kind]
-            _, job = queue.popleft()
-            if not queue:
-                del open_[kind], self._queues[kind]
-            self._start(job, host, kind[0])
+            _, job = fitting[key].jobs.popleft()
+            if not fitting[key].jobs:
+                del fitting[key], self._sandboxes[key]
+            node = self.fleet[placed.node_id]
+            node.reserved += job.shape
+            self._start(job, node)
 
-    def _start(self, job: Job, host: Host, need: Amounts) -> None:
-        host.free = amounts.plus(host.free, need, -1)
-        host.jobs += 1
-        host.idle_since = host.told = None
-        self._places[job.id] = (host.record.id, need)
+    def _place_builds(self, nodes: Iterable[SimulatedNode]) -> None:
+        builders = [node for node in nodes if node.free_builds and not node.is_draining]
+        while self._builds and builders:
+            node = min(builders, key=lambda each: each.free_builds)
+            node.free_builds -= 1
+            if not node.free_builds:
+                builders.remove(node)
+            self._start(self._builds.popleft(), node)
+
+    def _start(self, job: TraceJob, node: SimulatedNode) -> None:
+        node.jobs += 1
+        node.idle_since = node.record = None
+        self._places[job.id] = node.node.id
         self._signals.pop(job.id, None)
         tally = self.tally
         tally.waiting -= 1
         tally.running += 1
-        tally.wanted = amounts.plus(tally.wanted, need, -1)
-        tally.used = amounts.plus(tally.used, need)
+        tally.wanted = plus(tally.wanted, job.needs, -1)
+        tally.used = plus(tally.used, job.needs)
         self.on_start(job)
 
-    def _claim(self, job: Job) -> None:
-        for unit in self._prepared:
-            same = (unit.shape, unit.runtime, unit.isolation) == (job.shape, job.batch.runtime, job.batch.isolation)
-            if same and unit.count and unit.expires_at > self.now:
-                unit.count -= 1
+    def _claim(self, needs: Requirements) -> None:
+        for units in self._prepared:
+            if units.needs.key == needs.key and units.count and units.expires_at > self.now:
+                units.count -= 1
                 return
 
-    def _record(self, host: Host) -> NodeRecord:
-        beats = math.floor((self.now - host.registered_at) / self.heartbeat_seconds)
-        taken = amounts.plus(host.total, host.free, -1)
-        changes = {
-            "state": NodeState.DRAINING if host.is_draining else NodeState.READY,
-            "sandboxes": host.jobs,
-            "reserved": _shape(taken),
-            "heartbeat_at": self.at(host.registered_at + beats * self.heartbeat_seconds),
-            "idle_since": None if host.idle_since is None else self.at(host.idle_since),
-        }
-        return host.record.model_copy(update=changes)
+    # -- records ------------------------------------------------------------------------------------------------------
 
-    def _told(self, unit: Prepared) -> PreparedCapacity:
-        return PreparedCapacity(
-            prepare_id=unit.id,
-            resources=unit.shape,
-            count=unit.count,
-            total_resources=unit.shape,
-            runtime=unit.runtime,
-            isolation=unit.isolation,
-            created_at=self.at(self.now),
-            updated_at=self.at(self.now),
-            expires_at=self.at(unit.expires_at),
+    def _record(self, node: SimulatedNode) -> NodeRecord:
+        beats = math.floor((self.now - node.registered_at) / self.heartbeat_seconds)
+        known = node.node
+        return NodeRecord(
+            id=known.id,
+            instance=known.instance,
+            pool=known.pool,
+            state=known.state,
+            node_url=known.node_url,
+            agent_version=known.agent_version,
+            total=known.total,
+            reserved=node.reserved,
+            runtimes=list(known.runtimes),
+            sandboxes=node.jobs,
+            registered_at=known.registered_at,
+            heartbeat_at=self.at(node.registered_at + beats * self.heartbeat_seconds),
+            idle_since=None if node.idle_since is None else self.at(node.idle_since),
+            operation_id=known.operation_id,
         )
 
-    def _host(self, node_id: str) -> Host:
-        if node_id not in self.hosts:
+    def _prepared_capacity(self, units: PreparedUnits) -> PreparedCapacity:
+        return PreparedCapacity(
+            prepare_id=units.id,
+            resources=units.needs.shape,
+            count=units.count,
+            total_resources=units.needs.shape,
+            runtime=units.needs.runtime,
+            isolation=units.needs.isolation,
+            created_at=self.at(self.now),
+            updated_at=self.at(self.now),
+            expires_at=self.at(units.expires_at),
+        )
+
+    def _known(self, node_id: str) -> SimulatedNode:
+        if node_id not in self.fleet:
             body = ErrorBody(error=f"no node {node_id}", code=ErrorCode.NODE_NOT_FOUND)
             raise GatewayError(f"no node {node_id}", status=404, body=body, retryable=False, retry_after=None)
-        return self.hosts[node_id]
+        return self.fleet[node_id]
 
     def _drop(self, node_id: str) -> None:
-        host = self.hosts.pop(node_id)
-        if host.jobs:
-            raise WorkLostError(f"{host.record.instance} was deleted with {host.jobs} jobs on it")
-        self.tally.capacity = amounts.plus(self.tally.capacity, host.total, -1)
+        node = self.fleet.pop(node_id)
+        if node.jobs:
+            raise WorkLostError(f"{node.node.instance} was deleted with {node.jobs} jobs on it")
+        self.tally.capacity = plus(self.tally.capacity, node.gives, -1)
 
 
-def _kind(job: Job) -> Kind:
-    return (job.needs, None, "") if job.is_build else (job.needs, job.batch.runtime, job.batch.isolation)
-
-
-def _best(kind: Kind, hosts: Iterable[Host]) -> Host | None:
-    """The node with the smallest share left; of equals the first that registered."""
-    best: Host | None = None
-    least = math.inf
-    for host in hosts:
-        share = amounts.left(kind[0], host.free, host.total) if host.welcomes(kind) else None
-        if share is not None and share < least:
-            best, least = host, share
-    return best
-
-
-def _shape(taken: Amounts) -> Shape:
-    cpus, memory, disk, gpus, slots, _ = (max(0.0, amount) for amount in taken)
-    return Shape.model_construct(
-        cpus=cpus, memory_mb=round(memory), disk_mb=round(disk), gpus=round(gpus), slots=round(slots)
-    )
+def requirements_of(job: TraceJob) -> Requirements:
+    """Return what a sandbox needs of a node, as placement sees it."""
+    return Requirements(job.shape, job.batch.runtime, job.batch.isolation)

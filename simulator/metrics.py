@@ -1,30 +1,30 @@
-"""What a run comes to: cost, waiting, utilisation, churn, and how far it is from the least possible."""
+"""The figures of a run: cost, waiting, utilisation, churn, and how far it is from the least possible."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Final
 
 from autoscaler.core.model import FleetPolicy, World
 from autoscaler.core.offers import expected_shape
 from providers.base import Billing
-from simulator import amounts
-from simulator.amounts import RESOURCES
-from simulator.bound import Bound, lower_bound
-from simulator.engine import Outcome
-from simulator.hours import hourly_bound
+from simulator.bound import CostBound, hourly_bound, lower_bound
+from simulator.engine import RunResult
 from simulator.settings import Setup
-from simulator.trace import Job
+from simulator.trace import NOTHING, RESOURCES, TraceJob, amounts_of_node, plus
 
-COST_GOAL = 1.3
+COST_GOAL: Final = 1.3
 """Times the lower bound."""
-WAIT_GOAL = 1.2
+WAIT_GOAL: Final = 1.2
 """Times the boot time, at the 95th percentile."""
+MOST_HELD: Final = 8
+"""Kinds of refusals that a summary names."""
 
 
 @dataclass(frozen=True)
-class Waits:
-    """Seconds from asked for to started."""
+class WaitTimes:
+    """Percentiles of the seconds from request to start."""
 
     p50: float
     p95: float
@@ -33,7 +33,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """The figures of one run.  Times are seconds, money is euro, net."""
 
     trace: str
@@ -47,10 +47,10 @@ class Summary:
     """The least that the work can cost (`simulator.bound`)."""
     cost_ratio: float
     hourly_bound: float | None
-    """The least that it can cost whoever lets nobody wait longer than this run did, where every started hour is paid
-    (`simulator.hours`); ``None`` where some provider charges by the second."""
-    wait: Waits
-    """Of sandboxes and builds together; what never started is left out, see ``unserved``."""
+    """The least that it can cost whoever lets nobody wait longer than this run did, where every started hour is paid;
+    ``None`` where some provider charges by the second."""
+    wait: WaitTimes
+    """Of sandboxes and builds together, without those that are ``unserved``."""
     boot: float
     """Median time from an order to its node, of the instances of this run."""
     wait_ratio: float
@@ -65,7 +65,7 @@ class Summary:
     most_nodes: int
     most_waiting: int
     held: dict[str, float]
-    """For how many seconds which reason has kept waiting jobs from new nodes, the longest first."""
+    """For how many seconds which kind of refusal has kept waiting jobs from new nodes, the longest first."""
     ticks: int
 
     @property
@@ -79,28 +79,28 @@ class Summary:
         return not self.unserved and self.cost_ratio <= COST_GOAL and self.wait_ratio <= WAIT_GOAL
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the figures for JSON."""
         return {**asdict(self), "hourly_ratio": self.hourly_ratio, "is_reached": self.is_reached}
 
 
-def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) -> Summary:
-    """The figures of a run."""
-    waits = sorted(outcome.waits.values())
+def summarise(name: str, run: RunResult, setup: Setup, policy: FleetPolicy) -> RunSummary:
+    """Return the figures of a run of the trace ``name``."""
+    waits = sorted(run.waits.values())
     cost = sum(
-        machine.cost(provider.settings.billing, outcome.ended_at)
-        for provider in outcome.providers.values()
-        for machine in provider.machines
+        instance.cost(provider.settings.billing, run.ended_at)
+        for provider in run.providers.values()
+        for instance in provider.instances
     )
-    served = [job for job in outcome.jobs if job.id in outcome.waits]
+    served = [job for job in run.jobs if job.id in run.waits]
     bound = lower_bound(served, setup, policy)
-    boots = [m.registers_at - m.created_at for m in outcome.machines if m.registers_at is not None]
+    boots = [each.registers_at - each.created_at for each in run.instances if each.registers_at is not None]
     boot = median(boots) if boots else 0.0
-    wait = Waits(*(percentile(waits, share) for share in (0.5, 0.95, 0.99, 1.0)))
-    return Summary(
+    wait = WaitTimes(*(percentile(waits, share) for share in (0.5, 0.95, 0.99, 1.0)))
+    return RunSummary(
         trace=name,
-        jobs=len(outcome.jobs),
-        unserved=len(outcome.jobs) - len(waits),
-        hours=outcome.ended_at / 3600,
+        jobs=len(run.jobs),
+        unserved=len(run.jobs) - len(waits),
+        hours=run.ended_at / 3600,
         cost=cost,
         bound=bound.euros,
         cost_ratio=cost / bound.euros if bound.euros else math.inf,
@@ -108,20 +108,25 @@ def summarise(name: str, outcome: Outcome, setup: Setup, policy: FleetPolicy) ->
         wait=wait,
         boot=boot,
         wait_ratio=wait.p95 / boot if boot else 0.0,
-        utilisation=_utilisation(outcome, policy, setup.simulation.builds_per_node),
-        boots=len(outcome.machines),
-        deletes=sum(1 for machine in outcome.machines if machine.deleted_at is not None),
-        refusals=sum(provider.refused for provider in outcome.providers.values()),
-        failed_boots=sum(1 for machine in outcome.machines if machine.registers_at is None),
-        most_nodes=max(sample.instances for sample in outcome.samples),
-        most_waiting=max(sample.waiting for sample in outcome.samples),
-        held=dict(sorted(outcome.held.items(), key=lambda each: -each[1])[:8]),
-        ticks=outcome.ticks,
+        utilisation=_utilisation(run, policy, setup.simulation.builds_per_node),
+        boots=len(run.instances),
+        deletes=sum(1 for each in run.instances if each.deleted_at is not None),
+        refusals=sum(provider.refused for provider in run.providers.values()),
+        failed_boots=sum(1 for each in run.instances if each.registers_at is None),
+        most_nodes=max(sample.instances for sample in run.samples),
+        most_waiting=max(sample.waiting for sample in run.samples),
+        held=_longest_held(run),
+        ticks=run.ticks,
     )
 
 
-def _hourly_bound(served: Sequence[Job], longest: float, bound: Bound, setup: Setup) -> float | None:
-    """The better of both bounds, which hold alike; a pool by the second would make the second one wrong."""
+def _longest_held(run: RunResult) -> dict[str, float]:
+    longest = sorted(run.held.items(), key=lambda each: -each[1])[:MOST_HELD]
+    return {f"{subject}: {kind.value.replace('_', ' ')}": seconds for (subject, kind), seconds in longest}
+
+
+def _hourly_bound(served: Sequence[TraceJob], longest: float, bound: CostBound, setup: Setup) -> float | None:
+    """Return the greater bound; ``None`` where a pool pays by the second, for which the hourly one is wrong."""
     used = {setup.simulation.providers[pool.provider].billing for pool in setup.autoscaler.pools}
     if used != {Billing.HOURLY_ROUND_UP}:
         return None
@@ -129,18 +134,18 @@ def _hourly_bound(served: Sequence[Job], longest: float, bound: Bound, setup: Se
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that so large a share does not exceed (nearest rank); 0 of nothing."""
+    """Return the value that so large a share does not exceed (nearest rank); 0 of nothing."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-def _utilisation(outcome: Outcome, policy: FleetPolicy, builds: int) -> dict[str, float]:
+def _utilisation(run: RunResult, policy: FleetPolicy, builds: int) -> dict[str, float]:
     pools = {pool.name: pool for pool in policy.pools}
-    work, paid = amounts.ZERO, amounts.ZERO
-    for job in outcome.jobs:
-        if job.id in outcome.waits:
-            work = amounts.plus(work, job.needs, job.seconds)
-    for machine in outcome.machines:
-        pool = pools[machine.pool]
-        gives = amounts.of_node(pool, expected_shape(World(), pool, machine.offer.offer()), builds)
-        paid = amounts.plus(paid, gives, max(0.0, machine.seconds(outcome.ended_at)))
+    work, paid = NOTHING, NOTHING
+    for job in run.jobs:
+        if job.id in run.waits:
+            work = plus(work, job.needs, job.seconds)
+    for instance in run.instances:
+        pool = pools[instance.pool]
+        gives = amounts_of_node(pool, expected_shape(World(), pool, instance.offer.offer()), builds)
+        paid = plus(paid, gives, max(0.0, instance.seconds(run.ended_at)))
     return {name: done / had for name, done, had in zip(RESOURCES, work, paid, strict=True) if had}

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from autoscaler.settings import AutoscalerSettings
 from gateway.wire.settings import ConfigurationError
 from providers.base import Billing, Offer, Resources
-from simulator.trace import Spread
-from simulator.wording import problems
+from simulator.trace import Spread, problems
 
 TABLE: Final = "simulation"
 BILLINGS: Final = (Billing.PER_SECOND, Billing.HOURLY_ROUND_UP)
@@ -36,7 +35,7 @@ class SimulatedOffer(BaseModel):
     """Most instances of it at once; the next create is refused for lack of capacity.  ``None`` is no end."""
 
     def offer(self) -> Offer:
-        """As a provider tells it."""
+        """Return it as a provider lists it."""
         has = Resources(self.cpus, self.memory_mb, self.disk_mb, self.gpus)
         return Offer(self.type, self.location, has, self.price, available=True)
 
@@ -54,7 +53,7 @@ class CloudSettings(BaseModel):
     join: Spread = Spread(median=30.0, sigma=0.06)
     """From there to the node's first heartbeat."""
     delete_seconds: float = Field(default=5.0, ge=0)
-    """How long a deleted instance goes on being listed, and paid for."""
+    """How long a deleted instance is still listed, and paid for."""
     refusals: float = Field(default=0.0, ge=0, lt=1)
     """Share of orders that are refused for lack of capacity."""
     boot_failures: float = Field(default=0.0, ge=0, lt=1)
@@ -87,7 +86,7 @@ class SimulationSettings(BaseModel):
     builds_per_node: int = Field(default=2, ge=1)
     """Builds that a builder runs at once."""
     tail_seconds: float = Field(default=7200.0, ge=0)
-    """So long after the last job the fleet is watched at most."""
+    """How long the run goes on at most while nothing moves."""
 
 
 class Setup(BaseModel):
@@ -99,10 +98,10 @@ class Setup(BaseModel):
     simulation: SimulationSettings
 
     def billed(self, billing: Billing) -> "Setup":
-        """The same under providers that charge like this.
+        """Return the same setup under providers that charge like this.
 
         Raises:
-            ConfigurationError: nothing can be charged like this.
+            ConfigurationError: no bill can be simulated for it.
         """
         if billing not in BILLINGS:
             raise ConfigurationError(
@@ -116,14 +115,16 @@ class Setup(BaseModel):
     def _every_provider_is_described(self) -> Self:
         used = {pool.provider for pool in self.autoscaler.pools}
         if not used:
-            raise ValueError("no pool: there is nothing to scale")
+            raise ValueError("pools: there is none, so there is nothing to scale")
         if unknown := sorted(used - set(self.simulation.providers)):
-            raise ValueError(f"[{TABLE}.providers.{unknown[0]}] is missing: what the cloud sells, and how it boots")
+            raise ValueError(
+                f"[{TABLE}.providers.{unknown[0]}] is missing; it says what the cloud sells and how it boots"
+            )
         return self
 
 
 def load(path: Path) -> Setup:
-    """The configuration in a file.
+    """Read a configuration file.
 
     Raises:
         ConfigurationError: it cannot be read, or a key is unknown, missing or has a wrong value.

@@ -5,16 +5,17 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import click
 import pytest
 from typer.testing import CliRunner
 
+from autoscaler.core.model import RefusalKind
 from simulator import settings
 from simulator.chart import draw
 from simulator.cli import app
-from simulator.engine import Outcome, Simulation
-from simulator.metrics import Summary, summarise
-from simulator.trace import Batch, Spread, Trace
-from simulator.tracefile import dump
+from simulator.engine import RunResult, Simulation
+from simulator.metrics import RunSummary, summarise
+from simulator.trace import JobBatch, Spread, Trace, dump
 
 CONFIG = """
 tick_seconds = 2.0
@@ -46,12 +47,12 @@ offers = [
 ]
 """
 WORK = Spread(median=600, sigma=0.2)
-BURST = Batch(at=60, count=40, seconds=WORK, cpus=1, memory_mb=2048)
+BURST = JobBatch(at=60, count=40, seconds=WORK, cpus=1, memory_mb=2048)
 
 
 def played(
-    directory: Path, *batches: Batch, pool: str = "", cloud: str = "", small: str = ""
-) -> tuple[Outcome, Summary]:
+    directory: Path, *batches: JobBatch, pool: str = "", cloud: str = "", small: str = ""
+) -> tuple[RunResult, RunSummary]:
     path = directory / "config.toml"
     path.write_text(CONFIG.format(pool=pool, cloud=cloud, small=small))
     setup = settings.load(path)
@@ -79,24 +80,24 @@ def test_it_plays_alike_every_time(tmp_path: Path) -> None:
 
 
 def test_what_was_prepared_ahead_does_not_wait(tmp_path: Path) -> None:
-    _, summary = played(tmp_path, Batch(at=300, count=40, seconds=WORK, cpus=1, memory_mb=2048, ahead=120))
+    _, summary = played(tmp_path, JobBatch(at=300, count=40, seconds=WORK, cpus=1, memory_mb=2048, ahead=120))
     assert summary.wait.most == 0
     assert summary.boots == 10, "each sandbox claims a unit; nothing is counted twice"
 
 
 def test_an_offer_that_runs_out_is_replaced_by_the_next(tmp_path: Path) -> None:
     outcome, summary = played(tmp_path, BURST, small=", stock = 2")
-    assert {machine.offer.type for machine in outcome.machines} == {"small", "large"}
+    assert {machine.offer.type for machine in outcome.instances} == {"small", "large"}
     assert summary.refusals > 0
     assert summary.wait_ratio <= 1.2, "the next offer is tried in the same tick"
 
 
 def test_sandboxes_come_after_their_build_and_builders_go(tmp_path: Path) -> None:
-    build = Batch(seconds=Spread(median=200), kind="build", name="image")
-    after = Batch(after="image", at=10, count=4, seconds=WORK, cpus=1, memory_mb=2048)
+    build = JobBatch(seconds=Spread(median=200), kind="build", name="image")
+    after = JobBatch(after="image", at=10, count=4, seconds=WORK, cpus=1, memory_mb=2048)
     outcome, summary = played(tmp_path, build, after)
-    assert sorted(machine.pool for machine in outcome.machines) == ["build", "cpu"]
-    builder, worker = sorted(outcome.machines, key=lambda machine: machine.created_at)
+    assert sorted(machine.pool for machine in outcome.instances) == ["build", "cpu"]
+    builder, worker = sorted(outcome.instances, key=lambda machine: machine.created_at)
     assert worker.created_at >= (builder.registers_at or 0) + 210
     assert summary.utilisation["builds"] > 0
 
@@ -108,28 +109,29 @@ def test_instances_that_never_register_are_replaced(tmp_path: Path) -> None:
 
 def test_where_started_hours_are_paid_idle_nodes_are_kept_to_their_edge(tmp_path: Path) -> None:
     outcome, summary = played(tmp_path, BURST, cloud='billing = "hourly_round_up"')
-    for machine in outcome.machines:
+    for machine in outcome.instances:
         life = machine.seconds(outcome.ended_at)
         assert 3600 - 330 <= life <= 3600, f"{machine.name} lived {life:.0f} s"
-    assert summary.cost == pytest.approx(0.05 * len(outcome.machines))
+    assert summary.cost == pytest.approx(0.05 * len(outcome.instances))
 
 
-def test_the_maximum_holds_and_is_told(tmp_path: Path) -> None:
+def test_the_maximum_holds_and_is_reported(tmp_path: Path) -> None:
     text = CONFIG.format(pool="", cloud="", small="").replace("max = 50", "max = 4", 1)
     (tmp_path / "low.toml").write_text(text)
     setup = settings.load(tmp_path / "low.toml")
     outcome = Simulation(Trace("t", 1, (BURST,)), setup).run()
     assert max(sample.instances for sample in outcome.samples) == 4
-    assert any("at most" in reason and seconds > 300 for reason, seconds in outcome.held.items())
+    assert outcome.held["pool cpu", RefusalKind.POOL_FULL] > 300
 
 
-def test_work_that_nothing_can_hold_ends_the_run_and_is_told(tmp_path: Path) -> None:
+def test_work_that_nothing_can_hold_ends_the_run_and_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONFIG.format(pool="", cloud="", small=""))
     setup = settings.load(tmp_path / "config.toml")
-    simulation = Simulation(Trace("t", 1, (Batch(seconds=WORK, cpus=4000), BURST)), setup)
-    summary = summarise("t", simulation.run(), setup, simulation.policy)
+    simulation = Simulation(Trace("t", 1, (JobBatch(seconds=WORK, cpus=4000), BURST)), setup)
+    outcome = simulation.run()
+    summary = summarise("t", outcome, setup, simulation.policy)
     assert summary.unserved == 1
-    assert any("fit" in reason for reason in summary.held)
+    assert RefusalKind.UNFIT in {kind for _, kind in outcome.held}
 
 
 def test_the_chart_is_a_document_with_every_series(tmp_path: Path) -> None:
@@ -156,12 +158,31 @@ def test_the_command_prints_figures_json_and_a_chart(tmp_path: Path) -> None:
     assert "× the lower bound" in words.stdout
     hours = CliRunner().invoke(app, [*files, "--billing", "hourly_round_up"])
     assert "the least for whoever pays started hours" in hours.stdout
-    refused = CliRunner().invoke(app, [*files, "--chart", "out.png"])
-    assert refused.exit_code == 1
-    assert "only SVG" in refused.output
-    prepaid = CliRunner().invoke(app, [*files, "--billing", "prepaid"])
-    assert prepaid.exit_code == 2
-    assert "hourly_round_up" in prepaid.output
-    mine = CliRunner().invoke(app, [*files[:2]])
-    assert mine.exit_code == 1
-    assert "--config is missing" in mine.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--trace", "agents-day", "--chart", "out.png"], "--chart"),
+        (["--trace", "agents-day", "--chart", "/no/such/out.svg"], "--chart"),
+        (["--trace", "nothing"], "nothing"),
+        (["--trace", "OWN"], "--config"),
+    ],
+)
+def test_arguments_that_cannot_be_played_are_refused(tmp_path: Path, arguments: list[str], named: str) -> None:
+    own = tmp_path / "t.jsonl"
+    own.write_text(dump(Trace("a short one", 1, (BURST,))))
+    done = CliRunner().invoke(app, [str(own) if each == "OWN" else each for each in arguments])
+    assert isinstance(done.exception, click.ClickException)
+    assert named in done.exception.message
+
+
+def test_a_billing_without_a_bill_is_a_usage_error() -> None:
+    assert CliRunner().invoke(app, ["--trace", "agents-day", "--billing", "prepaid"]).exit_code == 2
+
+
+def test_without_a_solver_nothing_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simulator.bound.SOLVER", "no_such_package")
+    done = CliRunner().invoke(app, ["--trace", "agents-day"])
+    assert isinstance(done.exception, click.ClickException)
+    assert "sandbox-fleet[simulator]" in done.exception.message

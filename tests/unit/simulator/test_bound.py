@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.amounts import Amounts
 from simulator.bound import best_worth
+from simulator.trace import Amounts
 
 
 def worth_of(work: Amounts, worth: Amounts) -> float:

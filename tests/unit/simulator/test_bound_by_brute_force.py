@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import settings as setups
-from simulator.bound import lower_bound
-from simulator.hours import hourly_bound
+from simulator.bound import hourly_bound, lower_bound
 from simulator.settings import Setup
-from simulator.trace import Batch, Job, Spread, Trace
+from simulator.trace import JobBatch, Spread, Trace, TraceJob
 
 EXAMPLES = int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300"))
 THIRD = 1200
@@ -60,9 +59,9 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return setups.load(path)
 
 
-def as_jobs(tinies: Sequence[Tiny]) -> tuple[Job, ...]:
+def as_jobs(tinies: Sequence[Tiny]) -> tuple[TraceJob, ...]:
     batches = [
-        Batch(at=each.at * THIRD, seconds=Spread(median=each.length * THIRD), cpus=each.cpus, memory_mb=each.memory)
+        JobBatch(at=each.at * THIRD, seconds=Spread(median=each.length * THIRD), cpus=each.cpus, memory_mb=each.memory)
         for each in tinies
     ]
     return Trace("t", 1, tuple(batch.model_copy(update={"disk_mb": 1}) for batch in batches)).jobs()
