@@ -62,6 +62,8 @@ class Failure(NamedTuple):
     cause: str | None = None
 
 
+_BAD_URL: Final = "the URL that it registered is not valid"
+
 # The first row that matches counts.
 FAILURES: Final = (
     Failure(aiohttp.ClientConnectorDNSError, ErrorCode.NODE_UNREACHABLE, sent=False, cause="no such host"),
@@ -74,8 +76,8 @@ FAILURES: Final = (
     ),
     Failure(TimeoutError, ErrorCode.TIMEOUT),  # aiohttp's other timeouts are of this type too
     Failure(ValidationError, ErrorCode.NODE_UNREACHABLE, cause="its answer is not in the protocol"),
-    # aiohttp's InvalidURL is a ValueError.
-    Failure(ValueError, ErrorCode.NODE_UNREACHABLE, sent=False, cause="the URL that it registered is not valid"),
+    Failure(ValueError, ErrorCode.NODE_UNREACHABLE, sent=False, cause=_BAD_URL),  # aiohttp.InvalidURL is one too
+    Failure(aiohttp.NonHttpUrlClientError, ErrorCode.NODE_UNREACHABLE, sent=False, cause=_BAD_URL),
     Failure(aiohttp.ClientError, ErrorCode.NODE_UNREACHABLE),
     Failure(OSError, ErrorCode.NODE_UNREACHABLE),
 )

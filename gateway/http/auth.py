@@ -24,7 +24,7 @@ PRINCIPAL: Final = "principal"
 JOIN_TOKEN: Final = "join_token"  # noqa: S105 - a key of the request's state
 
 
-class Access(StrEnum):
+class RouteAccess(StrEnum):
     """Whom a route lets in."""
 
     OPEN = "none"
@@ -35,47 +35,47 @@ class Access(StrEnum):
     BOOT = "an unused join token, a node or an operator"
 
 
-ACCESS: Final[Mapping[tuple[str, str], Access]] = {
-    ("GET", "/healthz"): Access.OPEN,
-    ("GET", "/readyz"): Access.OPEN,
-    ("GET", "/openapi.json"): Access.OPEN,
-    ("POST", "/v1/sandboxes"): Access.CLIENT,
-    ("GET", "/v1/sandboxes"): Access.CLIENT,
-    ("GET", "/v1/sandboxes/{sandbox_id}"): Access.CLIENT,
-    ("DELETE", "/v1/sandboxes/{sandbox_id}"): Access.CLIENT,
-    ("POST", "/v1/sandboxes/{sandbox_id}/pause"): Access.CLIENT,
-    ("POST", "/v1/sandboxes/{sandbox_id}/resume"): Access.CLIENT,
-    ("POST", "/v1/sandboxes/{sandbox_id}/restart"): Access.CLIENT,
-    ("GET", "/v1/sandboxes/{sandbox_id}/logs"): Access.CLIENT,
-    ("GET", "/v1/sandboxes/{sandbox_id}/usage"): Access.CLIENT,
-    ("PUT", "/v1/sandboxes/{sandbox_id}/files"): Access.CLIENT,
-    ("GET", "/v1/sandboxes/{sandbox_id}/files"): Access.CLIENT,
-    ("POST", "/v1/sandboxes/{sandbox_id}/exec"): Access.CLIENT,
-    ("GET", "/v1/exec/{session_id}"): Access.CLIENT,
-    ("GET", "/v1/exec/{session_id}/events"): Access.CLIENT,
-    ("GET", "/v1/exec/{session_id}/stream"): Access.CLIENT,
-    ("POST", "/v1/exec/{session_id}/stdin"): Access.CLIENT,
-    ("POST", "/v1/exec/{session_id}/close-stdin"): Access.CLIENT,
-    ("POST", "/v1/exec/{session_id}/signal"): Access.CLIENT,
-    ("GET", "/v1/demand"): Access.OPERATOR,
-    ("PUT", "/v1/capacity/ceilings"): Access.OPERATOR,
-    ("POST", "/v1/capacity/prepare"): Access.CLIENT,
-    ("GET", "/v1/capacity/prepare"): Access.CLIENT,
-    ("DELETE", "/v1/capacity/prepare/{prepare_id}"): Access.CLIENT,
-    ("POST", "/v1/builders/prepare"): Access.CLIENT,
-    ("GET", "/v1/builders/prepare"): Access.CLIENT,
-    ("DELETE", "/v1/builders/prepare/{prepare_id}"): Access.CLIENT,
-    ("GET", "/v1/nodes"): Access.OPERATOR,
-    ("POST", "/v1/nodes/{node_id}/drain"): Access.OPERATOR,
-    ("DELETE", "/v1/nodes/{node_id}"): Access.OPERATOR,
-    ("POST", "/v1/nodes/join-tokens"): Access.OPERATOR,
-    ("POST", "/v1/nodes/register"): Access.JOIN,
-    ("POST", "/v1/nodes/{node_id}/heartbeat"): Access.NODE,
-    ("GET", "/v1/bundle/manifest"): Access.BOOT,
-    ("GET", "/v1/bundle/{file_name}"): Access.BOOT,
-    ("GET", "/v1/tokens"): Access.OPERATOR,
-    ("POST", "/v1/tokens"): Access.OPERATOR,
-    ("DELETE", "/v1/tokens/{token_id}"): Access.OPERATOR,
+ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
+    ("GET", "/healthz"): RouteAccess.OPEN,
+    ("GET", "/readyz"): RouteAccess.OPEN,
+    ("GET", "/openapi.json"): RouteAccess.OPEN,
+    ("POST", "/v1/sandboxes"): RouteAccess.CLIENT,
+    ("GET", "/v1/sandboxes"): RouteAccess.CLIENT,
+    ("GET", "/v1/sandboxes/{sandbox_id}"): RouteAccess.CLIENT,
+    ("DELETE", "/v1/sandboxes/{sandbox_id}"): RouteAccess.CLIENT,
+    ("POST", "/v1/sandboxes/{sandbox_id}/pause"): RouteAccess.CLIENT,
+    ("POST", "/v1/sandboxes/{sandbox_id}/resume"): RouteAccess.CLIENT,
+    ("POST", "/v1/sandboxes/{sandbox_id}/restart"): RouteAccess.CLIENT,
+    ("GET", "/v1/sandboxes/{sandbox_id}/logs"): RouteAccess.CLIENT,
+    ("GET", "/v1/sandboxes/{sandbox_id}/usage"): RouteAccess.CLIENT,
+    ("PUT", "/v1/sandboxes/{sandbox_id}/files"): RouteAccess.CLIENT,
+    ("GET", "/v1/sandboxes/{sandbox_id}/files"): RouteAccess.CLIENT,
+    ("POST", "/v1/sandboxes/{sandbox_id}/exec"): RouteAccess.CLIENT,
+    ("GET", "/v1/exec/{session_id}"): RouteAccess.CLIENT,
+    ("GET", "/v1/exec/{session_id}/events"): RouteAccess.CLIENT,
+    ("GET", "/v1/exec/{session_id}/stream"): RouteAccess.CLIENT,
+    ("POST", "/v1/exec/{session_id}/stdin"): RouteAccess.CLIENT,
+    ("POST", "/v1/exec/{session_id}/close-stdin"): RouteAccess.CLIENT,
+    ("POST", "/v1/exec/{session_id}/signal"): RouteAccess.CLIENT,
+    ("GET", "/v1/demand"): RouteAccess.OPERATOR,
+    ("PUT", "/v1/capacity/ceilings"): RouteAccess.OPERATOR,
+    ("POST", "/v1/capacity/prepare"): RouteAccess.CLIENT,
+    ("GET", "/v1/capacity/prepare"): RouteAccess.CLIENT,
+    ("DELETE", "/v1/capacity/prepare/{prepare_id}"): RouteAccess.CLIENT,
+    ("POST", "/v1/builders/prepare"): RouteAccess.CLIENT,
+    ("GET", "/v1/builders/prepare"): RouteAccess.CLIENT,
+    ("DELETE", "/v1/builders/prepare/{prepare_id}"): RouteAccess.CLIENT,
+    ("GET", "/v1/nodes"): RouteAccess.OPERATOR,
+    ("POST", "/v1/nodes/{node_id}/drain"): RouteAccess.OPERATOR,
+    ("DELETE", "/v1/nodes/{node_id}"): RouteAccess.OPERATOR,
+    ("POST", "/v1/nodes/join-tokens"): RouteAccess.OPERATOR,
+    ("POST", "/v1/nodes/register"): RouteAccess.JOIN,
+    ("POST", "/v1/nodes/{node_id}/heartbeat"): RouteAccess.NODE,
+    ("GET", "/v1/bundle/manifest"): RouteAccess.BOOT,
+    ("GET", "/v1/bundle/{file_name}"): RouteAccess.BOOT,
+    ("GET", "/v1/tokens"): RouteAccess.OPERATOR,
+    ("POST", "/v1/tokens"): RouteAccess.OPERATOR,
+    ("DELETE", "/v1/tokens/{token_id}"): RouteAccess.OPERATOR,
 }
 
 _CLIENTS: Final = frozenset({TokenScope.CLIENT, TokenScope.OPERATOR})
@@ -90,33 +90,33 @@ def secret_of(headers: Headers) -> str | None:
     return secret or None
 
 
-def permitted(access: Access | None, principal: Principal, node_id: str | None) -> bool:
+def permitted(access: RouteAccess | None, principal: Principal, node_id: str | None) -> bool:
     """Whether ``principal`` may use a route; ``access`` ``None`` is a path that does not exist."""
-    if access is Access.CLIENT:
+    if access is RouteAccess.CLIENT:
         return principal.scope in _CLIENTS
-    if access is Access.OPERATOR:
+    if access is RouteAccess.OPERATOR:
         return principal.scope is TokenScope.OPERATOR
-    if access is Access.NODE:
+    if access is RouteAccess.NODE:
         return principal.scope is TokenScope.NODE and node_id is not None and principal.node_id == node_id
-    if access is Access.BOOT:
+    if access is RouteAccess.BOOT:
         return principal.scope in {TokenScope.OPERATOR, TokenScope.NODE}
     # The join token is no principal: whoever is one has the wrong kind of token for that route.
-    return access is not Access.JOIN
+    return access is not RouteAccess.JOIN
 
 
 class _Table:
     """Finds the row of a request."""
 
     def __init__(self) -> None:
-        self._fixed: dict[tuple[str, str], Access] = {}
-        self._patterns: dict[str, list[tuple[re.Pattern[str], Access]]] = {}
+        self._fixed: dict[tuple[str, str], RouteAccess] = {}
+        self._patterns: dict[str, list[tuple[re.Pattern[str], RouteAccess]]] = {}
         for (method, template), access in ACCESS.items():
             if "{" in template:
                 self._patterns.setdefault(method, []).append((compile_path(template)[0], access))
             else:
                 self._fixed[method, template] = access
 
-    def find(self, method: str, path: str) -> tuple[Access | None, dict[str, str]]:
+    def find(self, method: str, path: str) -> tuple[RouteAccess | None, dict[str, str]]:
         access = self._fixed.get((method, path))
         if access is not None:
             return access, {}
@@ -142,7 +142,7 @@ class Gate:
 
     async def _check(self, scope: Scope) -> None:
         access, names = self._table.find(scope["method"], scope["path"])
-        if access is Access.OPEN:
+        if access is RouteAccess.OPEN:
             return
         secret = secret_of(Headers(scope=scope))
         if secret is None or len(secret) > MAX_TOKEN:
@@ -151,7 +151,7 @@ class Gate:
                 f"a token is needed: send it as 'Authorization: Bearer <token>' or as {TOKEN_HEADER}",
             )
         state: dict[str, Any] = scope["state"]
-        if access in {Access.JOIN, Access.BOOT} and not await self._is_principal(secret):
+        if access in {RouteAccess.JOIN, RouteAccess.BOOT} and not await self._is_principal(secret):
             # Registration judges it again, in the step that uses it up.
             await self._tokens.verify_join_token(secret)
             state[JOIN_TOKEN] = secret

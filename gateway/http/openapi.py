@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from gateway.http.auth import ACCESS, Access
+from gateway.http.auth import ACCESS, RouteAccess
 from gateway.wire import limits
 from gateway.wire.errors import ErrorBody
 from gateway.wire.exec import PutFileAnswer, StreamLine
@@ -19,13 +19,13 @@ Every answer other than 2xx is an `ErrorBody`; `retryable` tells whether the sam
 query strings are refused.
 """
 
-_SECURITY: Final[dict[Access, list[dict[str, list[str]]]]] = {
-    Access.OPEN: [],
-    Access.CLIENT: [{"bearer": []}, {"token": []}],
-    Access.OPERATOR: [{"bearer": []}, {"token": []}],
-    Access.NODE: [{"bearer": []}],
-    Access.JOIN: [{"bearer": []}],
-    Access.BOOT: [{"bearer": []}],
+_SECURITY: Final[dict[RouteAccess, list[dict[str, list[str]]]]] = {
+    RouteAccess.OPEN: [],
+    RouteAccess.CLIENT: [{"bearer": []}, {"token": []}],
+    RouteAccess.OPERATOR: [{"bearer": []}, {"token": []}],
+    RouteAccess.NODE: [{"bearer": []}],
+    RouteAccess.JOIN: [{"bearer": []}],
+    RouteAccess.BOOT: [{"bearer": []}],
 }
 _SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer"},

@@ -87,3 +87,10 @@ def plain(app: Any) -> Callable[[], Awaitable[uvicorn.Server]]:
         return QuietServer(config)
 
     return make
+
+
+@contextlib.contextmanager
+def stopped_server() -> Iterator[str]:
+    """Yield the URL of a server whose kernel accepts connections and that never reads them, as a stopped process."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,138 +1,161 @@
 """Nobody gets past the gate without the right token, on any route."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import requests
 
+from gateway.client import GatewayClient
 from gateway.http.app import route_table, routes_only
-from gateway.http.auth import ACCESS, Access
+from gateway.http.auth import ACCESS, RouteAccess
 from gateway.wire.errors import ErrorCode
-from tests.fakes.edge import CLIENT, OPERATOR, SESSION, Edge, body_of, running_edge
+from gateway.wire.nodes import JoinTokenRequest
+from gateway.wire.tokens import Scope, TokenRequest
+from tests.integration.gateway_http import SESSION, HttpGateway, body_of, join, running_gateway
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json")}
 ROUTES = sorted(route_table(routes_only()))
 GUARDED = [route for route in ROUTES if route not in OPEN]
-ALL_SECRETS = ["client-secret", "operator-secret", "node-secret", "other-node-secret"]
-# Who may pass, by what the table says.
+# Who may pass, by the table.
+CLIENT, OPERATOR, NODE, OTHER_NODE = "client", "operator", "node", "other node"
 PASSES = {
-    Access.CLIENT: {"client-secret", "operator-secret"},
-    Access.OPERATOR: {"operator-secret"},
-    Access.NODE: {"node-secret"},
-    Access.JOIN: set(),
-    Access.BOOT: {"operator-secret", "node-secret", "other-node-secret"},
+    RouteAccess.CLIENT: {CLIENT, OPERATOR},
+    RouteAccess.OPERATOR: {OPERATOR},
+    RouteAccess.NODE: {NODE},
+    RouteAccess.JOIN: set(),
+    RouteAccess.BOOT: {OPERATOR, NODE, OTHER_NODE},
 }
+CALLERS = [CLIENT, OPERATOR, NODE, OTHER_NODE]
 WRONG = [
-    (method, path, secret)
+    (method, path, caller)
     for method, path in GUARDED
-    for secret in ALL_SECRETS
-    if secret not in PASSES[ACCESS[method, path]]
+    for caller in CALLERS
+    if caller not in PASSES[ACCESS[method, path]]
 ]
-RIGHT = [(method, path, secret) for method, path in GUARDED for secret in sorted(PASSES[ACCESS[method, path]])]
+RIGHT = [(method, path, caller) for method, path in GUARDED for caller in sorted(PASSES[ACCESS[method, path]])]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A gateway and the secret of each kind of caller."""
+
+    gateway: HttpGateway
+    secrets: dict[str, str]
+    revoked: list[str]
+
+    def call(self, method: str, path: str, secret: str | None) -> requests.Response:
+        # Only the node's own credential is tried with an id that exists, so that no call changes anything.
+        node_id = self.gateway.login.node_id if ACCESS.get((method, path)) is RouteAccess.NODE else "no-node"
+        names = {"session_id": SESSION.replace("box", "no-box"), "node_id": node_id, "token_id": "no-token"}
+        filled = path.format(sandbox_id="no-box", prepare_id="no-prepare", file_name="f", **names)
+        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        return requests.request(method, self.gateway.url + filled, headers=headers, timeout=10)
 
 
 @pytest.fixture(scope="module")
-def edge() -> Iterator[Edge]:
-    with running_edge() as running:
-        yield running
-
-
-def call(edge: Edge, method: str, path: str, headers: dict[str, str]) -> requests.Response:
-    filled = path.format(
-        sandbox_id="box", session_id=SESSION, node_id="node-1", token_id="t1", prepare_id="p1", file_name="f"
-    )
-    # The body is left alone: one of the routes streams until somebody leaves.
-    with requests.request(method, edge.url + filled, headers=headers, timeout=10, stream=True) as answer:
-        if answer.headers.get("content-type") == "application/json":
-            _ = answer.content
-        return answer
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
+        operator = GatewayClient(gateway.url, gateway.secrets[Scope.OPERATOR])
+        other = join(gateway.url, gateway.secrets[Scope.OPERATOR], "other", "http://127.0.0.1:1")
+        removed = join(gateway.url, gateway.secrets[Scope.OPERATOR], "removed", "http://127.0.0.1:1")
+        operator.remove_node(removed.node_id)
+        ended = [operator.create_token(TokenRequest(name="x", scope=scope)) for scope in (Scope.CLIENT, Scope.OPERATOR)]
+        for token in ended:
+            operator.revoke_token(token.record.id)
+        secrets = {
+            CLIENT: gateway.secrets[Scope.CLIENT],
+            OPERATOR: gateway.secrets[Scope.OPERATOR],
+            NODE: gateway.login.credential,
+            OTHER_NODE: other.credential,
+        }
+        yield Guarded(gateway, secrets, [removed.credential, *(token.token for token in ended)])
 
 
 def test_exactly_three_routes_are_open() -> None:
-    assert {route for route, access in ACCESS.items() if access is Access.OPEN} == OPEN
+    assert {route for route, access in ACCESS.items() if access is RouteAccess.OPEN} == OPEN
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_no_token(edge: Edge, method: str, path: str) -> None:
-    answer = call(edge, method, path, {})
+def test_no_token(guarded: Guarded, method: str, path: str) -> None:
+    answer = guarded.call(method, path, None)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert body_of(answer).code is ErrorCode.UNAUTHORIZED
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_revoked_token(edge: Edge, method: str, path: str) -> None:
-    edge.services.revoked = set(ALL_SECRETS)
-    try:
-        for secret in ALL_SECRETS:
-            answer = call(edge, method, path, {"Authorization": f"Bearer {secret}"})
-            assert answer.status_code == 401
-    finally:
-        edge.services.revoked = set()
+def test_revoked_token(guarded: Guarded, method: str, path: str) -> None:
+    assert {guarded.call(method, path, secret).status_code for secret in guarded.revoked} == {401}
 
 
-@pytest.mark.parametrize(("method", "path", "secret"), WRONG)
-def test_wrong_scope(edge: Edge, method: str, path: str, secret: str) -> None:
-    answer = call(edge, method, path, {"Authorization": f"Bearer {secret}"})
+@pytest.mark.parametrize(("method", "path", "caller"), WRONG)
+def test_wrong_scope(guarded: Guarded, method: str, path: str, caller: str) -> None:
+    answer = guarded.call(method, path, guarded.secrets[caller])
     assert answer.status_code == 403
     assert body_of(answer).code is ErrorCode.FORBIDDEN
 
 
-@pytest.mark.parametrize(("method", "path", "secret"), RIGHT)
-def test_right_scope(edge: Edge, method: str, path: str, secret: str) -> None:
-    assert call(edge, method, path, {"Authorization": f"Bearer {secret}"}).status_code not in {401, 403}
+@pytest.mark.parametrize(("method", "path", "caller"), RIGHT)
+def test_right_scope(guarded: Guarded, method: str, path: str, caller: str) -> None:
+    assert guarded.call(method, path, guarded.secrets[caller]).status_code not in {401, 403}
 
 
-def test_open_routes_need_none(edge: Edge) -> None:
-    assert all(call(edge, method, path, {}).status_code == 200 for method, path in OPEN)
+def test_open_routes_need_none(guarded: Guarded) -> None:
+    assert all(guarded.call(method, path, None).status_code == 200 for method, path in OPEN)
 
 
-def test_a_refused_body_is_never_looked_at(edge: Edge) -> None:
-    answer = requests.post(f"{edge.url}/v1/sandboxes", data=b"{not json", timeout=10)
+def test_a_refused_body_is_never_parsed(guarded: Guarded) -> None:
+    gateway = guarded.gateway
+    answer = requests.post(f"{gateway.url}/v1/sandboxes", data=b"{not json", timeout=10)
     assert answer.status_code == 401
+    register = f"{gateway.url}/v1/nodes/register"
     unknown = {"Authorization": "Bearer other"}
-    answer = requests.post(f"{edge.url}/v1/nodes/register", data=b"{not json", headers=unknown, timeout=10)
-    assert answer.status_code == 401
-    known = {"Authorization": "Bearer join-secret"}
-    answer = requests.post(f"{edge.url}/v1/nodes/register", data=b"{not json", headers=known, timeout=10)
-    assert answer.status_code == 422
+    assert requests.post(register, data=b"{not json", headers=unknown, timeout=10).status_code == 401
+    known = {"Authorization": f"Bearer {join_token(gateway)}"}
+    assert requests.post(register, data=b"{not json", headers=known, timeout=10).status_code == 422
 
 
-def test_join_route_takes_a_join_token_only(edge: Edge) -> None:
+def test_the_join_route_takes_a_join_token_only(guarded: Guarded) -> None:
     body = {"node_url": "http://n", "instance": "i", "agent_version": "1", "total": {}, "runtimes": []}
-    url = f"{edge.url}/v1/nodes/register"
-    assert requests.post(url, json=body, headers={"Authorization": "Bearer join-secret"}, timeout=10).ok
+    url = f"{guarded.gateway.url}/v1/nodes/register"
+    joins = {"Authorization": f"Bearer {join_token(guarded.gateway)}"}
+    assert requests.post(url, json=body, headers=joins, timeout=10).ok
     unknown = requests.post(url, json=body, headers={"Authorization": "Bearer other"}, timeout=10)
     assert unknown.status_code == 401
+
+
+def join_token(gateway: HttpGateway) -> str:
+    operator = GatewayClient(gateway.url, gateway.secrets[Scope.OPERATOR])
+    return operator.join_token(JoinTokenRequest(instance="i", pool="cpu")).token
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        {"Authorization": "Bearer client-secret"},
-        {"authorization": "bearer client-secret"},
-        {"AUTHORIZATION": "BEARER  client-secret "},
-        {"X-UCloud-Sandbox-Token": "client-secret"},
-        {"x-ucloud-sandbox-token": "client-secret "},
-        {"X-Ucloud-Sandbox-Token": "client-secret", "Authorization": "Basic bmE6bmE="},
+        {"Authorization": "Bearer SECRET"},
+        {"authorization": "bearer SECRET"},
+        {"AUTHORIZATION": "BEARER  SECRET "},
+        {"X-UCloud-Sandbox-Token": "SECRET"},
+        {"x-ucloud-sandbox-token": "SECRET "},
+        {"X-Ucloud-Sandbox-Token": "SECRET", "Authorization": "Basic bmE6bmE="},
     ],
 )
-def test_both_headers_in_any_case(edge: Edge, headers: dict[str, str]) -> None:
-    assert requests.get(f"{edge.url}/v1/sandboxes", headers=headers, timeout=10).status_code == 200
+def test_both_headers_in_any_case(guarded: Guarded, headers: dict[str, str]) -> None:
+    filled = {name: value.replace("SECRET", guarded.secrets[CLIENT]) for name, value in headers.items()}
+    assert requests.get(f"{guarded.gateway.url}/v1/sandboxes", headers=filled, timeout=10).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "value", ["", "Bearer", "Bearer ", "Basic client-secret", "client-secret", "Bearer " + "x" * 600]
-)
-def test_other_headers_are_no_token(edge: Edge, value: str) -> None:
-    answer = requests.get(f"{edge.url}/v1/sandboxes", headers={"Authorization": value}, timeout=10)
-    assert answer.status_code == 401
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer ", "Basic SECRET", "SECRET", "Bearer " + "x" * 600])
+def test_other_headers_are_no_token(guarded: Guarded, value: str) -> None:
+    headers = {"Authorization": value.replace("SECRET", guarded.secrets[CLIENT])}
+    assert requests.get(f"{guarded.gateway.url}/v1/sandboxes", headers=headers, timeout=10).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/sandboxes/", "/docs", "/v1/sandboxes/a/b/c"])
-def test_unknown_paths_need_a_token_too(edge: Edge, path: str) -> None:
-    assert requests.get(edge.url + path, timeout=10).status_code == 401
-    known = requests.get(edge.url + path, headers=CLIENT, timeout=10)
+def test_unknown_paths_need_a_token_too(guarded: Guarded, path: str) -> None:
+    assert guarded.call("GET", path, None).status_code == 401
+    known = guarded.call("GET", path, guarded.secrets[CLIENT])
     assert known.status_code == 404
     assert body_of(known).code is ErrorCode.NOT_FOUND
 
@@ -146,9 +169,9 @@ def test_unknown_paths_need_a_token_too(edge: Edge, path: str) -> None:
         ("OPTIONS", "/v1/nodes/join-tokens", "DELETE, POST"),
     ],
 )
-def test_unknown_methods(edge: Edge, method: str, path: str, allow: str) -> None:
-    assert requests.request(method, edge.url + path, timeout=10).status_code == 401
-    known = requests.request(method, edge.url + path, headers=OPERATOR, timeout=10)
+def test_unknown_methods(guarded: Guarded, method: str, path: str, allow: str) -> None:
+    assert guarded.call(method, path, None).status_code == 401
+    known = guarded.call(method, path, guarded.secrets[OPERATOR])
     assert known.status_code == 405
     assert known.headers["allow"] == allow
     if method != "HEAD":

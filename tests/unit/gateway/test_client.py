@@ -16,13 +16,12 @@ from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.wire import limits
 from gateway.wire.capacity import Ceilings
 from gateway.wire.errors import ErrorCode
-from gateway.wire.nodes import Heartbeat, JoinTokenRequest, RegisterRequest
+from gateway.wire.nodes import Heartbeat, JoinTokenRequest, NodeRecord, RegisterRequest
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxList, SandboxSpec
-from gateway.wire.states import SandboxState
+from gateway.wire.states import NodeState, SandboxState
 from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
-from tests.fakes.edge import node_record, record
-from tests.fakes.gateway import error
+from tests.fakes.gateway import error, sandbox_record
 from tests.fakes.scripted import Drop, Recorded, Reply, ScriptedServer
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -40,8 +39,21 @@ HEARTBEAT = Heartbeat(
     inventory=[],
 )
 REGISTER = RegisterRequest(node_url="http://n", instance="i", agent_version="1", total=Shape(), runtimes=[])
-NODE = {"node": node_record().model_dump(mode="json")}
-BOX = record(SandboxSpec(id="box", image="i")).model_dump(mode="json")
+NODE_RECORD = NodeRecord(
+    id="node-1",
+    instance="i",
+    pool="cpu",
+    state=NodeState.READY,
+    node_url="http://127.0.0.1:1",
+    agent_version="1",
+    total=Shape(),
+    reserved=Shape(),
+    runtimes=[],
+    sandboxes=0,
+    registered_at=NOW,
+)
+NODE = {"node": NODE_RECORD.model_dump(mode="json")}
+BOX = sandbox_record(SandboxSpec(id="box", image="i")).model_dump(mode="json")
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""Bounds that follow from the machine."""
+"""Bounds that follow from the limits of the machine."""
 
 import pytest
 
