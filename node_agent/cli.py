@@ -29,8 +29,7 @@ def run(
 ) -> None:
     """Run the node agent in the foreground."""
     from node_agent import main
-    from node_agent.engines import FACTORIES
-    from node_agent.startup import StartError
+    from node_agent.startup import FACTORIES, NodeStartError
 
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -42,7 +41,7 @@ def run(
         given["cleanup_on_exit"] = True
     try:
         main.run(NodeSettings.load(config, None, **given), FACTORIES)
-    except (ConfigurationError, StartError) as error:
+    except (ConfigurationError, NodeStartError) as error:
         typer.echo(f"sandboxes node: {error}", err=True)
         main.leave(1)
     main.leave(0)
@@ -71,9 +70,8 @@ def cleanup(
     ] = None,
 ) -> None:
     """Remove everything that the node below ROOT has on this machine.  Its agent must have ended."""
-    from node_agent.engines import FACTORIES
     from node_agent.install.cleanup import recorded_settings, remove_node
-    from node_agent.startup import StartError
+    from node_agent.startup import FACTORIES, NodeStartError
 
     settings = recorded_settings(root.absolute())
     if docker_url is not None:
@@ -81,7 +79,7 @@ def cleanup(
     try:
         for sentence in remove_node(settings, FACTORIES):
             typer.echo(f"removed {sentence}")
-    except (StartError, OSError) as error:
+    except (NodeStartError, OSError) as error:
         raise _fail(error) from error
 
 
@@ -103,11 +101,11 @@ def prepare_image(
 
     Then switch it off and take a snapshot; machines that boot from that install nothing.
     """
-    from node_agent.install.prepare import Image, PrepareError, prepare, run_command
+    from node_agent.install.prepare import MachineImage, PrepareError, prepare, run_command
 
     if not dry_run and not yes:
         raise _fail(PrepareError("this removes the machine's identity, keys and sandboxes; say --yes, or --dry-run"))
-    image = Image(root.absolute(), Path("/run/systemd/system").exists(), run_command)
+    image = MachineImage(root.absolute(), Path("/run/systemd/system").exists(), run_command)
     try:
         prepare(image, typer.echo, dry_run=dry_run)
     except PrepareError as error:
@@ -123,7 +121,7 @@ def demo_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | N
 
     try:
         typer.echo(images.demo_image(docker_url, cache or images.CACHE))
-    except images.ImageError as error:
+    except images.ImageBuildError as error:
         raise _fail(error) from error
 
 
@@ -134,5 +132,5 @@ def test_image(docker_url: DockerUrl = DEFAULT_DOCKER, cache: Annotated[Path | N
 
     try:
         typer.echo(images.test_image(docker_url, cache or images.CACHE))
-    except images.ImageError as error:
+    except images.ImageBuildError as error:
         raise _fail(error) from error

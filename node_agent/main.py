@@ -7,13 +7,11 @@ import resource
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_all
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import uvicorn
@@ -24,21 +22,21 @@ from gateway.client import GatewayClient
 from gateway.wire import limits
 from gateway.wire.nodes import RegisterRequest, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
+from node_agent import startup
 from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.exec.history import HistoryStore
 from node_agent.exec.sessions import SessionBounds, Sessions
 from node_agent.files.transfer import Transfers
-from node_agent.host.machine import Machine, count_gpus
+from node_agent.host.machine import HostMachine, boot_stages, count_gpus
 from node_agent.http.app import Standing, build_app
 from node_agent.http.context import NodeParts
 from node_agent.install.cleanup import record_engines, remove_traces
-from node_agent.membership.boot import boot_stages
-from node_agent.membership.heartbeat import Agent, Gateway, NodeFacts
-from node_agent.membership.identity import IdentityFile
-from node_agent.runtime.base import Death, RuntimeFacts, SandboxRuntime
+from node_agent.membership.heartbeat import HeartbeatLoop, ImageListing, NodeReport
+from node_agent.membership.registration import Connect, IdentityFile, Registration, agent_version
+from node_agent.runtime.base import Death, RuntimeFacts
 from node_agent.sandboxes.manager import SandboxManager
 from node_agent.settings import NodeSettings
-from node_agent.startup import Factory, StartError, held_root, listening, origin, probed
+from node_agent.startup import Factory, NodeStartError, ProbedEngines
 
 log = logging.getLogger(__name__)
 
@@ -47,50 +45,62 @@ WORKERS: Final = 32  # deletes, pauses and resumes at once
 BLOCKING: Final = 64  # spool reads, signals and file batches at once
 KEEP_ALIVE: Final = 75  # longer than the gateway keeps an idle connection, so that it never meets one that just closed
 CLEANUP_SECONDS: Final = 60.0
-IMAGES_AGE: Final = 30.0  # a listing of images costs an engine call, and a heartbeat must not
-
-Probed = Mapping[RuntimeName, tuple[SandboxRuntime, RuntimeFacts]]
-Connect = Callable[[str, str], Gateway]
 
 
-class Node:
+class NodeAgent:
     """The parts of one node agent, wired."""
 
-    def __init__(self, settings: NodeSettings, engines: Probed, node_url: str, connect: Connect) -> None:
+    def __init__(self, settings: NodeSettings, engines: ProbedEngines, node_url: str, connect: Connect) -> None:
+        """
+        Args:
+            settings: all of the agent's settings.
+            engines: the engines that work here.
+            node_url: where the gateway reaches this node.
+            connect: makes a client of the gateway.
+        """
         self._settings = settings
         self._runtimes = {name: runtime for name, (runtime, _) in engines.items()}
-        creators = ThreadPoolExecutor(CREATORS, "create")
-        workers = ThreadPoolExecutor(WORKERS, "engine")
-        blocking = ThreadPoolExecutor(BLOCKING, "blocking")
-        self._pools = (creators, workers, blocking)
-        reports = [_report(facts) for _, facts in engines.values()]
+        self._creators = ThreadPoolExecutor(CREATORS, "create")
+        self._workers = ThreadPoolExecutor(WORKERS, "engine")
+        self._blocking = ThreadPoolExecutor(BLOCKING, "blocking")
+        reports = [_runtime_report(facts) for _, facts in engines.values()]
         gpus = count_gpus() if any(report.gpus for report in reports) else 0
-        machine = self._machine = Machine(settings, gpus=gpus)
-        self.sandboxes = SandboxManager(self._runtimes, machine.total, machine.disk_shortage, creators, workers)
-        spool = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
-        bounds = SessionBounds(settings.max_execs, settings.exec_retention)
-        self.sessions = Sessions(spool, blocking, self.sandboxes.find_death, bounds)
-        self.agent = Agent(
-            gateway_url=settings.gateway_url,
-            join_token_file=settings.join_token_file,
-            identity=IdentityFile(settings.root),
-            connect=connect,
-            sandboxes=self.sandboxes,
-            facts=NodeFacts(
-                node_url=node_url,
-                agent_version=agent_version(),
-                register=partial(_registration, settings, machine, reports),
-                machine=machine,
-                runtimes=reports,
-                images=_Images(self._runtimes, workers).digests,
-                live_execs=self.sessions.live,
-            ),
+        machine = self._machine = HostMachine(settings, gpus=gpus)
+        self.sandboxes = SandboxManager(
+            self._runtimes, machine.total, machine.disk_shortage, self._creators, self._workers
         )
-        parts = NodeParts(self.sandboxes, self.sessions, Transfers(blocking), blocking)
+        store = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
+        bounds = SessionBounds(settings.max_execs, settings.exec_retention)
+        self.sessions = Sessions(store, self._blocking, self.sandboxes.find_death, bounds)
+
+        def introduction() -> RegisterRequest:
+            return RegisterRequest(
+                node_url=node_url,
+                instance=settings.instance,
+                agent_version=agent_version(),
+                total=machine.total(),
+                runtimes=reports,
+                labels=settings.labels,
+                stages=boot_stages(settings.boot_stages_file),
+            )
+
+        self._registration = Registration(
+            settings.gateway_url, settings.join_token_file, IdentityFile(settings.root), connect, introduction
+        )
+        report = NodeReport(
+            node_url=node_url,
+            agent_version=agent_version(),
+            runtimes=reports,
+            machine=machine,
+            images=ImageListing(self._runtimes, self._workers).digests,
+            live_execs=self.sessions.live,
+        )
+        self.heartbeats = HeartbeatLoop(self._registration, self.sandboxes, report)
+        parts = NodeParts(self.sandboxes, self.sessions, Transfers(self._blocking), self._blocking)
         self.app: FastAPI = build_app(parts, control_token=self._control_token, standing=self._standing)
 
     async def open(self) -> None:
-        """Takes over what an earlier life left, then begins to tell the gateway.
+        """Take over what an earlier life left, then begin to report to the gateway.
 
         Raises:
             RuntimeFailure: an engine could not be asked what it has.
@@ -98,27 +108,27 @@ class Node:
         loop = asyncio.get_running_loop()
 
         def gone(sandbox_id: str, generation: int, *, death: Death, deleted: bool) -> None:
-            tell = partial(self.sessions.sandbox_gone, sandbox_id, generation, death=death, deleted=deleted)
+            end = partial(self.sessions.sandbox_gone, sandbox_id, generation, death=death, deleted=deleted)
             try:
-                loop.call_soon_threadsafe(tell)
+                loop.call_soon_threadsafe(end)
             except RuntimeError:
                 log.debug("the loop is closed; sandbox %s ended with the agent", sandbox_id)
 
-        self.sandboxes.listen(self.agent.poke, gone)
-        await loop.run_in_executor(self._pools[2], self._adopt)
+        self.sandboxes.listen(self.heartbeats.poke, gone)
+        await loop.run_in_executor(self._blocking, self._adopt)
         self.sessions.open(loop)
-        self.agent.start()
+        self.heartbeats.start()
 
     def _adopt(self) -> None:
         self.sandboxes.adopt()
         self._machine.measure(self.sandboxes.used_disk_mb())
 
     def close(self) -> None:
-        """Ends the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
-        self.agent.stop()
+        """End the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
+        self.heartbeats.stop()
         if self._settings.cleanup_on_exit:
             self._remove_all()
-        for pool in self._pools:
+        for pool in (self._creators, self._workers, self._blocking):
             pool.shutdown(wait=False, cancel_futures=True)
         for runtime in self._runtimes.values():
             runtime.close()
@@ -138,53 +148,63 @@ class Node:
         remove_traces(self._runtimes)
 
     def _control_token(self) -> str | None:
-        identity = self.agent.identity
+        identity = self._registration.identity
         return identity.control_token if identity else None
 
     def _standing(self) -> Standing:
-        identity = self.agent.identity
+        identity = self._registration.identity
         if identity is None:
             return Standing(None, "starting")
         return Standing(identity.node_id, "draining" if self.sandboxes.draining else "ready")
 
 
-class _Images:
-    """Digests of the images that start here without a pull, as they were listed at most `IMAGES_AGE` seconds ago.
+def _runtime_report(facts: RuntimeFacts) -> RuntimeReport:
+    return RuntimeReport(
+        name=facts.name,
+        version=facts.version,
+        isolations=list(facts.isolations),
+        pause=facts.pause,
+        checkpoint=facts.checkpoint,
+        gpus=facts.gpus,
+    )
 
-    They are listed behind the heartbeat's back: an engine that hangs must not make the node look dead.
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def run(settings: NodeSettings, factories: Mapping[RuntimeName, Factory], connect: Connect = GatewayClient) -> None:
+    """Run the agent until SIGTERM or SIGINT.
+
+    Raises:
+        NodeStartError: it cannot start; nothing was started.
     """
-
-    def __init__(self, runtimes: Mapping[RuntimeName, SandboxRuntime], executor: Executor) -> None:
-        self._runtimes = runtimes
-        self._executor = executor
-        self._listed: list[str] = []
-        self._until = 0.0
-        self._listing: Future[None] | None = None
-
-    def digests(self) -> list[str]:
-        """The last listing; begins a new one where it is old."""
-        if time.monotonic() >= self._until and (self._listing is None or self._listing.done()):
-            self._until = time.monotonic() + IMAGES_AGE
-            self._listing = self._executor.submit(self._list)
-        return self._listed
-
-    def _list(self) -> None:
-        try:
-            self._listed = sorted({digest for runtime in self._runtimes.values() for digest in runtime.images()})
-        except RuntimeFailure as failure:
-            log.warning("the images could not be listed: %s", failure.message)
+    _raise_file_limit()
+    with startup.hold_root(settings.root):
+        listener = startup.listen(settings.host, settings.port)
+        with listener:
+            engines = startup.probe_engines(settings, factories)
+            try:
+                record_engines(settings)
+                node = NodeAgent(settings, engines, startup.node_url(settings, listener), connect)
+                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                    runner.run(_until_signal(node, settings, listener))
+            except RuntimeFailure as failure:
+                raise NodeStartError(f"an engine does not list its sandboxes: {failure.message}") from failure
+            except OSError as error:
+                raise NodeStartError(f"the agent cannot work in {settings.root}: {error}") from error
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals to us: waiting calls have to be told before connections are waited for."""
+async def _until_signal(node: NodeAgent, settings: NodeSettings, listener: socket.socket) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    url = startup.node_url(settings, listener)
+    log.info("node agent on %s, root %s, tag %s", url, settings.root, settings.tag)
+    await serve(node, settings, listener, stop)
 
-    @contextmanager
-    def capture_signals(self) -> Any:
-        yield
 
-
-async def serve(node: Node, settings: NodeSettings, listener: socket.socket, stop: asyncio.Event) -> None:
-    """Serves until ``stop`` is set, then lets open requests end.
+async def serve(node: NodeAgent, settings: NodeSettings, listener: socket.socket, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set, then let open requests end.
 
     Raises:
         RuntimeFailure: an engine could not be asked what it has.
@@ -210,44 +230,22 @@ async def serve(node: Node, settings: NodeSettings, listener: socket.socket, sto
     await asyncio.get_running_loop().run_in_executor(None, node.close)
 
 
-def run(settings: NodeSettings, factories: Mapping[RuntimeName, Factory], connect: Connect = GatewayClient) -> None:
-    """Runs the agent until SIGTERM or SIGINT.
+class _Server(uvicorn.Server):
+    """A server that leaves signals to us: waiting calls have to be woken before connections are waited for."""
 
-    Raises:
-        StartError: it cannot start; nothing was started.
-    """
-    _raise_file_limit()
-    with held_root(settings.root):
-        listener = listening(settings.host, settings.port)
-        with listener:
-            engines = probed(settings, factories)
-            try:
-                record_engines(settings)
-                node = Node(settings, engines, origin(settings, listener), connect)
-                with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    runner.run(_until_signal(node, settings, listener))
-            except RuntimeFailure as failure:
-                raise StartError(f"an engine does not say what it has: {failure.message}") from failure
-            except OSError as error:
-                raise StartError(f"the agent cannot work in {settings.root}: {error}") from error
-
-
-async def _until_signal(node: Node, settings: NodeSettings, listener: socket.socket) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    log.info("node agent on %s, root %s, tag %s", origin(settings, listener), settings.root, settings.tag)
-    await serve(node, settings, listener, stop)
+    @contextmanager
+    def capture_signals(self) -> Any:
+        yield
 
 
 def _raise_file_limit() -> None:
-    """Each exec holds several descriptors, and the customary soft limit of 1024 is below what the bounds allow."""
+    """Raise the soft limit of 1024: each exec holds several descriptors, and the bounds allow more."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def leave(code: int) -> None:
-    """Ends the process.
+    """End the process.
 
     An engine call that hangs would keep its pool's thread, and with it the interpreter, alive for ever.
     """
@@ -255,36 +253,3 @@ def leave(code: int) -> None:
     if threading.active_count() > 1:
         os._exit(code)
     raise SystemExit(code)
-
-
-def _report(facts: RuntimeFacts) -> RuntimeReport:
-    return RuntimeReport(
-        name=facts.name,
-        version=facts.version,
-        isolations=list(facts.isolations),
-        pause=facts.pause,
-        checkpoint=facts.checkpoint,
-        gpus=facts.gpus,
-    )
-
-
-def _registration(
-    settings: NodeSettings, machine: Machine, reports: list[RuntimeReport], node_url: str, agent_version: str
-) -> RegisterRequest:
-    return RegisterRequest(
-        node_url=node_url,
-        instance=settings.instance,
-        agent_version=agent_version,
-        total=machine.total(),
-        runtimes=reports,
-        labels=settings.labels,
-        stages=boot_stages(settings.boot_stages_file),
-    )
-
-
-def agent_version() -> str:
-    """Version of the installed distribution; ``unknown`` in a checkout that is not installed."""
-    try:
-        return version("sandbox-fleet")
-    except PackageNotFoundError:
-        return "unknown"

@@ -1,4 +1,7 @@
-"""Checks that come before anything is started: each failure is one sentence, and leaves nothing behind."""
+"""What comes before anything is started: the root is locked, the port is taken, the engines are tried.
+
+Each failure is one sentence, and leaves nothing behind.
+"""
 
 import contextlib
 import fcntl
@@ -20,42 +23,49 @@ LEAST_DISK: Final = 64 * 1024 * 1024  # below this not even identities and spool
 BACKLOG: Final = 1024
 
 Factory = Callable[[NodeSettings], SandboxRuntime]
+ProbedEngines = Mapping[RuntimeName, tuple[SandboxRuntime, RuntimeFacts]]
 
 
-class StartError(Exception):
+class NodeStartError(Exception):
     """The agent cannot start; the sentence says why and what to do."""
 
 
 @contextlib.contextmanager
-def held_root(root: Path, *, full_disk_is_fine: bool = False) -> Iterator[None]:
-    """Makes the root and holds its lock.  The kernel lets go of it when this process dies by any means.
+def hold_root(root: Path, *, full_disk_is_fine: bool = False) -> Iterator[None]:
+    """Make the root and hold its lock.  The kernel releases it when this process dies by any means.
+
+    Args:
+        root: directory of everything that the node keeps.
+        full_disk_is_fine: whether a full disk is no failure, as for a cleanup.
 
     Raises:
-        StartError: it cannot be made or written, its disk is full, or another agent runs over it.
+        NodeStartError: it cannot be made or written, its disk is full, or another agent runs over it.
     """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.statvfs(root)
         if not full_disk_is_fine and state.f_bavail * state.f_frsize < LEAST_DISK:
-            raise StartError(f"the disk of {root} is full: less than {LEAST_DISK >> 20} MiB are free; make room first")
+            raise NodeStartError(
+                f"the disk of {root} is full: less than {LEAST_DISK >> 20} MiB are free; make room first"
+            )
         path = root / "agent.lock"
         path.touch(mode=0o600)
         lock = path.open("a+")
     except OSError as error:
-        raise StartError(f"the root {root} cannot be used: {error.strerror or error}") from error
+        raise NodeStartError(f"the root {root} cannot be used: {error.strerror or error}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise StartError(f"another node agent runs over {root}; end it, or choose another root") from error
+            raise NodeStartError(f"another node agent runs over {root}; end it, or choose another root") from error
         yield
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; connections wait in it until the server takes them.
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; connections wait in it until the server takes them.
 
     Raises:
-        StartError: the address cannot be had.
+        NodeStartError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named, because asyncio turns Nagle off only on sockets that say they are TCP; with it, answers wait for 40 ms.
@@ -66,27 +76,44 @@ def listening(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise StartError(
+        raise NodeStartError(
             f"cannot listen on {host} port {port}: {error.strerror or error}; stop what listens there, or set port"
         ) from error
     return listener
 
 
-def origin(settings: NodeSettings, listener: socket.socket) -> str:
-    """Where the gateway reaches this node."""
+def node_url(settings: NodeSettings, listener: socket.socket) -> str:
+    """Return the URL at which the gateway reaches this node."""
     if settings.node_url is not None:
         return settings.node_url
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{listener.getsockname()[1]}"
 
 
-def probed(
-    settings: NodeSettings, factories: Mapping[RuntimeName, Factory]
-) -> dict[RuntimeName, tuple[SandboxRuntime, RuntimeFacts]]:
-    """The wanted engines that work here, in the wanted order.
+# -- engines ----------------------------------------------------------------------------------------------------------
+# The module of each is loaded only when it is wanted: a node that offers runsc alone needs nothing of Docker's.
+
+
+def _runsc(settings: NodeSettings) -> SandboxRuntime:
+    from node_agent.runtime.runsc.runtime import RunscRuntime
+
+    return RunscRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url)
+
+
+def _docker(settings: NodeSettings) -> SandboxRuntime:
+    from node_agent.runtime.docker_engine.runtime import DockerRuntime
+
+    return DockerRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url)
+
+
+FACTORIES: Final[Mapping[RuntimeName, Factory]] = {"runsc": _runsc, "docker": _docker}
+
+
+def probe_engines(settings: NodeSettings, factories: Mapping[RuntimeName, Factory]) -> ProbedEngines:
+    """Return the wanted engines that work here, in the wanted order.
 
     Raises:
-        StartError: none works.
+        NodeStartError: none works.
     """
     working: dict[RuntimeName, tuple[SandboxRuntime, RuntimeFacts]] = {}
     problems: list[str] = []
@@ -103,5 +130,7 @@ def probed(
         for note in facts.notes:
             log.info("%s: %s", name, note)
     if not working:
-        raise StartError(f"no engine works on this machine: {'; '.join(problems)}; 'sandboxes doctor' shows the cures")
+        raise NodeStartError(
+            f"no engine works on this machine: {'; '.join(problems)}; 'sandboxes doctor' shows the cures"
+        )
     return working

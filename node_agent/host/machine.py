@@ -1,22 +1,22 @@
-"""What this machine has and how much of it is in use: pure parsers, and one reader of the kernel's files."""
+"""What this machine has, how much of it is in use, and how long it took to become a node; from the kernel's files."""
 
 import logging
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from gateway.wire.nodes import Pressure
+from gateway.wire.limits import MIB
+from gateway.wire.nodes import BootStages, Pressure
 from gateway.wire.resources import Shape
 from node_agent.settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
-MIB = 1024 * 1024
-
 
 @dataclass(frozen=True)
-class Use:
+class MachineUse:
     """What is in use now, in MiB."""
 
     memory_mb: int
@@ -24,13 +24,13 @@ class Use:
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """``/proc/meminfo`` in MiB."""
+    """Return the values of ``/proc/meminfo`` in MiB."""
     pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
     return {name: int(value.split()[0]) // 1024 for name, value in pairs}
 
 
 def parse_pressure(text: str) -> float | None:
-    """``some avg10`` of a file below ``/proc/pressure``, in percent."""
+    """Return ``some avg10`` of a file below ``/proc/pressure``, in percent."""
     match = re.search(r"^some avg10=([0-9.]+)", text, re.MULTILINE)
     return float(match[1]) if match else None
 
@@ -46,8 +46,8 @@ def disk_is_short(*, free_mb: int, least_mb: int, was_short: bool) -> bool:
     return free_mb < (2 * least_mb if was_short else least_mb)
 
 
-class Machine:
-    """Reads the kernel's files.  ``proc`` is where they are found."""
+class HostMachine:
+    """This machine, and what of it the node gives away.  ``proc`` is where the kernel's files are found."""
 
     def __init__(self, settings: NodeSettings, *, gpus: int, proc: Path = Path("/proc")) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class Machine:
         self._disk_short = False
 
     def measure(self, used_disk_mb: int) -> None:
-        """Fixes the disk that the node gives away, so that placement does not see it move.
+        """Fix the disk that the node gives away, so that placement does not see it move.
 
         Args:
             used_disk_mb: what adopted sandboxes have written: no longer free, and still theirs.
@@ -68,7 +68,7 @@ class Machine:
             self._disk_mb = max(0, free + used_disk_mb - self._settings.reserve_disk_mb)
 
     def total(self) -> Shape:
-        """What the node gives away."""
+        """Return what the node gives away."""
         settings = self._settings
         self.measure(0)
         memory = parse_meminfo((self._proc / "meminfo").read_text())["MemTotal"]
@@ -82,7 +82,7 @@ class Machine:
         )
 
     def disk_shortage(self) -> str | None:
-        """Why the disk below the root takes no new sandbox, as a sentence; ``None`` while it does."""
+        """Return why the disk below the root takes no new sandbox, as a sentence; ``None`` while it does."""
         state = os.statvfs(self._settings.root)
         free, least = state.f_bavail * state.f_frsize // MIB, self._settings.least_disk_mb
         short = disk_is_short(free_mb=free, least_mb=least, was_short=self._disk_short)
@@ -95,14 +95,16 @@ class Machine:
         self._disk_short = short
         return sentence if short else None
 
-    def use(self) -> Use:
-        """Memory that is not available to new programs, and disk that is not free below the root."""
+    def use(self) -> MachineUse:
+        """Return the memory that is not available to new programs, and the disk that is not free below the root."""
         memory = parse_meminfo((self._proc / "meminfo").read_text())
         disk = os.statvfs(self._settings.root)
-        return Use(memory["MemTotal"] - memory["MemAvailable"], (disk.f_blocks - disk.f_bavail) * disk.f_frsize // MIB)
+        return MachineUse(
+            memory["MemTotal"] - memory["MemAvailable"], (disk.f_blocks - disk.f_bavail) * disk.f_frsize // MIB
+        )
 
     def pressure(self) -> Pressure:
-        """How much tasks waited in the last 10 s; nothing where the kernel has no PSI."""
+        """Return how much tasks waited in the last 10 s; nothing where the kernel has no PSI."""
         return Pressure(cpu=self._stall("cpu"), memory=self._stall("memory"), io=self._stall("io"))
 
     def _stall(self, name: str) -> float | None:
@@ -113,8 +115,59 @@ class Machine:
 
 
 def count_gpus(proc: Path = Path("/proc")) -> int:
-    """GPUs that the NVIDIA driver of this machine serves."""
+    """Return how many GPUs the NVIDIA driver of this machine serves."""
     try:
         return sum(1 for _ in (proc / "driver/nvidia/gpus").iterdir())
     except OSError:
         return 0
+
+
+# -- boot -------------------------------------------------------------------------------------------------------------
+
+NOTED_STAGES: Final = frozenset({"cloud_init", "engines", "bundle"})
+_MAX_NOTES: Final = 4096  # bytes of the file; it has three short lines
+
+
+def boot_stages(file: Path | None, proc: Path = Path("/proc")) -> BootStages | None:
+    """Return the stages of this boot up to now, in seconds from the start of the kernel.
+
+    Args:
+        file: where the bootstrap noted its stages, one ``NAME SECONDS`` a line; lies on a file system that a reboot
+            empties.
+        proc: where the kernel's files are found.
+
+    Returns:
+        ``None`` where nothing was noted in this boot: then the machine was up for another reason.
+    """
+    if file is None:
+        return None
+    try:
+        with file.open() as opened:
+            noted = _parsed(opened.read(_MAX_NOTES))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("the stages of the boot cannot be read: %s", error)
+        return None
+    uptime = float((proc / "uptime").read_text().split()[0])
+    started = _started((proc / "self/stat").read_text())
+    return BootStages(**noted, agent=started, registered=uptime)
+
+
+def _parsed(text: str) -> dict[str, float]:
+    """Return the last time of each known stage; a bootstrap that broke off and began again notes some twice."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, seconds = line.partition(" ")
+        try:
+            if name in NOTED_STAGES:
+                found[name] = max(0.0, float(seconds))
+        except ValueError:
+            log.warning("the stages of the boot have a line that says nothing: %r", line[:100])
+    return found
+
+
+def _started(stat: str) -> float:
+    """Return when a process began, from its ``/proc/PID/stat``: the 22nd field counts clock ticks; see proc(5)."""
+    after_name = stat.rpartition(")")[2].split()
+    return int(after_name[19]) / os.sysconf("SC_CLK_TCK")

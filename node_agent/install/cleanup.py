@@ -1,4 +1,4 @@
-"""Removing everything that one node has on this machine: after its end, or when its instance goes."""
+"""Removes everything that one node has on this machine: after its end, or when its instance goes."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from node_agent.host import mounts
 from node_agent.host.disk import write_atomically
 from node_agent.runtime.base import SandboxRuntime
 from node_agent.settings import NodeSettings
-from node_agent.startup import Factory, StartError, held_root
+from node_agent.startup import Factory, NodeStartError, hold_root
 
 log = logging.getLogger(__name__)
 
@@ -20,58 +20,65 @@ RECORD = "engines.json"
 
 
 def record_engines(settings: NodeSettings) -> None:
-    """Notes how this node reaches its engines, so that a cleanup needs to know the root only.
+    """Record how this node reaches its engines, so that a cleanup needs to know the root only.
 
     Raises:
         OSError: it could not be written.
     """
-    told = {"docker_url": settings.docker_url, "runtimes": settings.runtimes}
-    write_atomically(settings.root / RECORD, json.dumps(told).encode())
+    record = {"docker_url": settings.docker_url, "runtimes": settings.runtimes}
+    write_atomically(settings.root / RECORD, json.dumps(record).encode())
 
 
 def recorded_settings(root: Path) -> NodeSettings:
-    """Settings with which the node below ``root`` last reached its engines; the defaults where it never ran."""
-    told: dict[str, object] = {}
+    """Return the settings with which the node last reached its engines; the defaults where it never ran."""
+    record: dict[str, object] = {}
     if (root / RECORD).exists():
-        told = json.loads((root / RECORD).read_text())
-    return NodeSettings.model_validate({"gateway_url": "http://localhost", "root": root} | told)
+        record = json.loads((root / RECORD).read_text())
+    return NodeSettings.model_validate({"gateway_url": "http://localhost", "root": root} | record)
 
 
 def remove_traces(runtimes: Mapping[RuntimeName, SandboxRuntime]) -> list[str]:
-    """Removes every sandbox of these engines and every trace on the host; a sentence for each thing removed."""
-    told: list[str] = []
+    """Remove every sandbox of these engines and every trace on the host.
+
+    Returns:
+        A phrase for each thing that was removed.
+    """
+    removed: list[str] = []
     for name, runtime in runtimes.items():
         try:
             for found in runtime.found():
                 runtime.delete(found.order.sandbox_id)
-                told.append(f"{name}: sandbox {found.order.sandbox_id}")
-            told += [f"{name}: {sentence}" for sentence in runtime.sweep()]
+                removed.append(f"{name}: sandbox {found.order.sandbox_id}")
+            removed += [f"{name}: {sentence}" for sentence in runtime.sweep()]
         except RuntimeFailure as failure:
             log.error("%s: traces could not be removed: %s", name, failure.message)
-    return told
+    return removed
 
 
 def remove_node(settings: NodeSettings, factories: Mapping[RuntimeName, Factory]) -> list[str]:
-    """Removes every trace of the node below ``settings.root``, the root included; a sentence for each thing removed.
+    """Remove every trace of the node below ``settings.root``, the root included.  Can run twice.
 
-    Can run twice.
+    Returns:
+        A phrase for each thing that was removed.
 
     Raises:
-        StartError: its agent still runs, or something below the root is still mounted.
+        NodeStartError: its agent still runs, or something below the root is still mounted.
     """
     if not settings.root.exists():
         return []
-    with held_root(settings.root, full_disk_is_fine=True):
+    with hold_root(settings.root, full_disk_is_fine=True):
         runtimes: dict[RuntimeName, SandboxRuntime] = {}
         for name in settings.runtimes:
             try:
                 runtimes[name] = factories[name](settings)
             except (RuntimeFailure, ImportError) as error:
                 log.warning("%s: %s", name, error)
-        told = remove_traces(runtimes)
+        removed = remove_traces(runtimes)
         for runtime in runtimes.values():
             runtime.close()
         if mounted := mounts.mounts_inside(settings.root):
-            raise StartError(f"still mounted below {settings.root}: {', '.join(mounted)}; unmount it, then try again")
+            raise NodeStartError(
+                f"still mounted below {settings.root}: {', '.join(mounted)}; unmount it, then try again"
+            )
         shutil.rmtree(settings.root)
-        return [*told, f"directory {settings.root}"]
+        return [*removed, f"directory {settings.root}"]

@@ -43,27 +43,27 @@ Packer = Callable[[Path, Path], None]
 """Makes the image's archive (second path) with the help of an empty directory (first path)."""
 
 
-class ImageError(Exception):
+class ImageBuildError(Exception):
     """The image could not be made; the sentence says what failed and what to do."""
 
 
 def demo_image(docker_url: str, cache: Path = CACHE) -> str:
-    """A Debian with Python in the local Docker engine; its reference.
+    """Put a Debian with Python into the local Docker engine; return its reference.
 
     Packed once from the packages that this machine's apt knows, without running their installation scripts, and kept
     below ``cache``.
 
     Raises:
-        ImageError: apt or the engine failed.
+        ImageBuildError: apt or the engine failed.
     """
     return _provide(docker_url, DEMO_IMAGE, cache / f"debian-python-{platform.machine()}.tar", _pack_debian)
 
 
 def test_image(docker_url: str, cache: Path = CACHE) -> str:
-    """A busybox in the local Docker engine; its reference.
+    """Put a busybox into the local Docker engine; return its reference.
 
     Raises:
-        ImageError: busybox is missing or the engine failed.
+        ImageBuildError: busybox is missing or the engine failed.
     """
     return _provide(docker_url, TEST_IMAGE, cache / f"busybox-{platform.machine()}.tar", _pack_busybox)
 
@@ -71,7 +71,7 @@ def test_image(docker_url: str, cache: Path = CACHE) -> str:
 def _provide(docker_url: str, reference: str, archive: Path, pack: Packer) -> str:
     socket = docker_url.removeprefix("unix://")
     if socket.startswith("/") and not Path(socket).exists():
-        raise ImageError(f"no Docker engine listens at {docker_url}; start one, or name another with --docker")
+        raise ImageBuildError(f"no Docker engine listens at {docker_url}; start one, or name another with --docker")
     try:
         client = docker.APIClient(base_url=docker_url, timeout=IMPORT_SECONDS)
         try:
@@ -84,9 +84,9 @@ def _provide(docker_url: str, reference: str, archive: Path, pack: Packer) -> st
         finally:
             client.close()
     except (DockerException, requests.RequestException) as error:
-        raise ImageError(f"the Docker engine at {docker_url} did not take the image: {error}") from error
+        raise ImageBuildError(f"the Docker engine at {docker_url} did not take the image: {error}") from error
     except OSError as error:
-        raise ImageError(f"{archive} could not be made: {error.strerror or error}") from error
+        raise ImageBuildError(f"{archive} could not be made: {error.strerror or error}") from error
     return reference
 
 
@@ -100,7 +100,7 @@ def _make(archive: Path, pack: Packer) -> None:
 
 def _pack_busybox(_: Path, draft: Path) -> None:
     if not BUSYBOX.exists():
-        raise ImageError(f"{BUSYBOX} is missing; install it with: apt-get install busybox-static")
+        raise ImageBuildError(f"{BUSYBOX} is missing; install it with: apt-get install busybox-static")
     applets = _run([str(BUSYBOX), "--list"]).split()
     with tarfile.open(draft, "w") as tar:
         for name in ("bin", "etc", "tmp", "root"):
@@ -149,13 +149,13 @@ def _pack_debian(directory: Path, draft: Path) -> None:
         with contents:
             _run(["tar", "-x", "--keep-directory-symlink", "-C", str(root)], stdin=contents.stdout)
         if contents.returncode != 0:
-            raise ImageError(f"{package.name} could not be unpacked")
+            raise ImageBuildError(f"{package.name} could not be unpacked")
     _finish_debian(root)
     _run(["tar", "-c", "-f", str(draft), "-C", str(root), "."])
 
 
 def _finish_debian(root: Path) -> None:
-    """What the installation scripts would do and a sandbox needs."""
+    """Do what the installation scripts would do and a sandbox needs."""
     for name in ("passwd", "group"):
         shutil.copy(root / f"usr/share/base-passwd/{name}.master", root / f"etc/{name}")
     (root / "usr/bin/python").symlink_to("python3")
@@ -165,7 +165,7 @@ def _finish_debian(root: Path) -> None:
 
 
 def closure(depends: str) -> list[str]:
-    """Package names in what ``apt-cache depends --recurse`` printed, without virtual ones and doubles."""
+    """Return the package names that ``apt-cache depends --recurse`` printed, without virtual ones and doubles."""
     names: Iterable[str] = (line.strip() for line in depends.splitlines() if line and not line[0].isspace())
     return sorted({name for name in names if re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name)})
 
@@ -174,9 +174,9 @@ def _run(argv: list[str], *, cwd: Path | None = None, stdin: IO[bytes] | int | N
     try:
         done = subprocess.run(argv, cwd=cwd, stdin=stdin, capture_output=True, timeout=STEP_SECONDS, check=False)
     except FileNotFoundError as error:
-        raise ImageError(f"{argv[0]} is not installed on this machine") from error
+        raise ImageBuildError(f"{argv[0]} is not installed on this machine") from error
     except subprocess.TimeoutExpired as error:
-        raise ImageError(f"{argv[0]} did not end within {STEP_SECONDS:g} s") from error
+        raise ImageBuildError(f"{argv[0]} did not end within {STEP_SECONDS:g} s") from error
     if done.returncode != 0:
-        raise ImageError(f"{argv[0]} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
+        raise ImageBuildError(f"{argv[0]} failed: {done.stderr.decode(errors='replace').strip()[-500:]}")
     return str(done.stdout.decode())

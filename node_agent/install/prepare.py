@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Image:
+class MachineImage:
     """The machine that becomes the image.
 
     Attributes:
@@ -67,7 +67,7 @@ class Image:
     run: Run
 
     def steps(self) -> list[Step]:
-        """All steps, in order.  Each can be done again."""
+        """Return all steps, in order.  Each can be done again."""
         installer = self.root / "opt/sandbox-fleet/install.sh"
         steps = [Step(f"install whatever is missing: {installer} --image", partial(self._install, installer))]
         if self.has_systemd:
@@ -94,14 +94,14 @@ class Image:
                 path.unlink(missing_ok=True)
 
     def _forget_machine(self) -> None:
-        """An empty file makes systemd choose a new id at the next boot; a missing one makes it a first boot."""
+        """Empty the file: systemd chooses a new id at the next boot, where a missing one would make it a first boot."""
         path = self.root / "etc/machine-id"
         if path.exists():
             path.write_text("")
 
 
 def run_command(command: Sequence[str]) -> None:
-    """Runs one step's command.
+    """Run one step's command.
 
     Raises:
         PrepareError: it failed, or took too long.
@@ -114,13 +114,13 @@ def run_command(command: Sequence[str]) -> None:
         raise PrepareError(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")
 
 
-def prepare(image: Image, say: Callable[[str], None], *, dry_run: bool) -> None:
-    """Does every step, and tells each before it does it.
+def prepare(image: MachineImage, say: Callable[[str], None], *, dry_run: bool) -> None:
+    """Do every step, and name each before it is done.
 
     Args:
         image: the machine.
-        say: told one line a step.
-        dry_run: tell only.
+        say: called with one line a step.
+        dry_run: name the steps only.
 
     Raises:
         PrepareError: a step failed, or sandboxes are still mounted here; what was done stays done.

@@ -12,9 +12,10 @@ import requests
 
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest
 from gateway.wire.sandboxes import RuntimeName
-from node_agent.main import Connect, Node, serve
+from node_agent.main import NodeAgent, serve
+from node_agent.membership.registration import Connect
 from node_agent.settings import NodeSettings
-from node_agent.startup import Factory, listening, origin, probed
+from node_agent.startup import Factory, listen, node_url, probe_engines
 from tests.fakes.runtime import FakeRuntime
 
 CONTROL_TOKEN = "control"
@@ -87,7 +88,7 @@ class NodeUnderTest:
     """A served node, and the calls that a gateway would make."""
 
     url: str
-    node: Node
+    node: NodeAgent
     runtime: FakeRuntime
     gateway: FakeGateway
     session: requests.Session
@@ -153,9 +154,9 @@ def served(
     if runtime is None:
         runtime = FakeRuntime(root / "fake")
     settings = node_settings(root, **(given or {}))
-    listener = listening(settings.host, settings.port)
-    engines = probed(settings, factories or {"runsc": lambda _: runtime})
-    node = Node(settings, engines, origin(settings, listener), connect or gateway.connect)
+    listener = listen(settings.host, settings.port)
+    engines = probe_engines(settings, factories or {"runsc": lambda _: runtime})
+    node = NodeAgent(settings, engines, node_url(settings, listener), connect or gateway.connect)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(node, settings, listener, stop),))
     thread.start()
@@ -164,7 +165,7 @@ def served(
     try:
         if connect is None:
             gateway.wait_for("the first heartbeat", lambda: gateway.heartbeats)
-        yield NodeUnderTest(origin(settings, listener), node, runtime, gateway, session)
+        yield NodeUnderTest(node_url(settings, listener), node, runtime, gateway, session)
     finally:
         session.close()
         loop.call_soon_threadsafe(stop.set)

@@ -71,12 +71,12 @@ def test_a_disk_that_runs_full_takes_no_new_sandbox_and_says_so(tmp_path: Path) 
             refused = node.create("late")
             assert (refused.status_code, refused.json()["code"]) == (503, "node_refused")
             assert "disk runs full" in refused.json()["error"]
-            node.node.agent.poke()
+            node.node.heartbeats.poke()
             node.gateway.wait_for("it says so", lambda: node.gateway.heartbeats[-1].draining)
             assert node.exec("before", ["true"]).json()["session"]["exit_code"] == 0
             assert node.create("before", generation=2).status_code == 200
             (disk / "ballast").unlink()
-            node.node.agent.poke()
+            node.node.heartbeats.poke()
             node.gateway.wait_for("it has room again", lambda: not node.gateway.heartbeats[-1].draining)
             assert node.create("late").status_code == 200
             node.remove_all()
@@ -89,13 +89,13 @@ def test_heartbeats_are_complete_and_counted(root: Path) -> None:
         node.create("a")
         node.exec("a", ["sleep", "60"], wait=0)
         node.gateway.wait_for("running", lambda: node.gateway.seen("a") == "running")
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("a live exec", lambda: node.gateway.heartbeats[-1].inventory[0].live_execs == 1)
         beats = node.gateway.heartbeats
         assert [beat.sequence for beat in beats] == list(range(1, len(beats) + 1))
         assert len({beat.boot_id for beat in beats}) == 1
         assert beats[-1].reserved.memory_mb == 64
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("the images", lambda: beats[-1].images == ["sha256:fake"])
 
 
@@ -118,7 +118,7 @@ def test_removes_what_the_gateway_does_not_own_in_that_generation_only(root: Pat
             heartbeat_seconds=0.05,
             remove=[Removal(sandbox_id="old", generation=1), Removal(sandbox_id="new", generation=1)],
         )
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("old is gone", lambda: node.gateway.seen("old") is None)
         assert node.gateway.seen("new") == "running"
 
@@ -127,7 +127,7 @@ def test_a_draining_node_refuses_new_ones_and_goes_on(root: Path) -> None:
     with served(root) as node:
         node.create("here")
         node.gateway.answer = HeartbeatAnswer(heartbeat_seconds=0.05, draining=True)
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("draining", lambda: node.gateway.heartbeats[-1].draining)
         answer = node.create("more")
         assert (answer.status_code, answer.json()["code"]) == (503, "node_refused")
@@ -141,7 +141,7 @@ def test_an_unreachable_gateway_costs_no_sandbox(root: Path) -> None:
         node.create("a")
         before = len(node.gateway.heartbeats)
         node.gateway.errors = [GatewayUnreachableError("away")] * 3
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("it is back", lambda: len(node.gateway.heartbeats) > before)
         assert node.exec("a", ["true"]).json()["session"]["exit_code"] == 0
 
@@ -150,11 +150,11 @@ def test_a_refused_credential_registers_again_with_a_new_join_token(root: Path) 
     with served(root) as node:
         node.create("a")
         node.gateway.errors = [refusal(401, ErrorCode.UNAUTHORIZED)]
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("the refusal", lambda: not node.gateway.errors)
         assert len(node.gateway.registered) == 1
         (root / "join-token").write_text("join-2")
-        node.node.agent.poke()
+        node.node.heartbeats.poke()
         node.gateway.wait_for("registered again", lambda: len(node.gateway.registered) == 2)
         node.gateway.wait_for("told again", lambda: node.gateway.tokens[-1] == "credential")
         assert "join-2" in node.gateway.tokens
@@ -241,13 +241,13 @@ from pathlib import Path
 from node_agent import main
 from node_agent.settings import NodeSettings
 from gateway.wire.settings import ConfigurationError
-from node_agent.startup import StartError
+from node_agent.startup import NodeStartError
 from tests.fakes.runtime import FakeRuntime
 logging.basicConfig(level=logging.INFO)
 try:
     settings = NodeSettings.load(Path(sys.argv[1]))
     main.run(settings, {"runsc": lambda s: FakeRuntime(s.root / "fake")})
-except (ConfigurationError, StartError) as error:
+except (ConfigurationError, NodeStartError) as error:
     print(error, file=sys.stderr)
     main.leave(1)
 main.leave(0)
@@ -409,12 +409,12 @@ def test_two_agents_cannot_share_a_root(root: Path) -> None:
 
 def test_without_any_engine_nothing_starts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from node_agent.errors import RuntimeFailure
-    from node_agent.startup import StartError, probed
+    from node_agent.startup import NodeStartError, probe_engines
     from tests.fakes.node import node_settings
 
     root.mkdir()
     runtime = FakeRuntime(root / "fake")
     runtime.controls.fail_probe = RuntimeFailure(ErrorCode.UNSUPPORTED, "runsc is not installed")
-    with pytest.raises(StartError, match="runsc is not installed"):
-        probed(node_settings(root), {"runsc": lambda _: runtime})
+    with pytest.raises(NodeStartError, match="runsc is not installed"):
+        probe_engines(node_settings(root), {"runsc": lambda _: runtime})
     assert list((root / "fake").iterdir()) == []

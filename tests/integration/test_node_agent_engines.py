@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.wire.states import DeathReason
-from node_agent.engines import FACTORIES
 from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
+from node_agent.startup import FACTORIES
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
 from tests.engines.images import TestImages

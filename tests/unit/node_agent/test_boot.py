@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.membership.boot import boot_stages
+from node_agent.host.machine import boot_stages
 
 
 @pytest.fixture

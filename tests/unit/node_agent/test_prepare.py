@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node_agent.cli import app
-from node_agent.install.prepare import Image, PrepareError, prepare, run_command
+from node_agent.install.prepare import MachineImage, PrepareError, prepare, run_command
 
 KEPT = ("opt/sandbox-fleet/installed", "opt/sandbox-fleet/install.sh", "opt/sandbox-fleet/venv/bin/sandboxes")
 KEPT_TOO = ("etc/systemd/system/sandbox-fleet-node.service", "etc/ssh/sshd_config", "etc/hostname")
@@ -45,7 +45,7 @@ def files(root: Path) -> set[str]:
 
 def test_only_what_is_installed_stays(machine: Path) -> None:
     ran: list[Sequence[str]] = []
-    prepare(Image(machine, True, ran.append), lambda _: None, dry_run=False)
+    prepare(MachineImage(machine, True, ran.append), lambda _: None, dry_run=False)
     assert files(machine) == {*KEPT, *KEPT_TOO, "etc/machine-id"}
     assert (machine / "etc/machine-id").read_text() == ""
     assert ran[0] == ["bash", str(machine / "opt/sandbox-fleet/install.sh"), "--image"]
@@ -53,7 +53,7 @@ def test_only_what_is_installed_stays(machine: Path) -> None:
 
 
 def test_twice_is_fine(machine: Path) -> None:
-    image = Image(machine, False, lambda _: None)
+    image = MachineImage(machine, False, lambda _: None)
     prepare(image, lambda _: None, dry_run=False)
     prepare(image, lambda _: None, dry_run=False)
     assert files(machine) == {*KEPT, *KEPT_TOO, "etc/machine-id"}
@@ -80,7 +80,7 @@ def test_nothing_is_removed_where_nothing_was_installed(machine: Path) -> None:
     (machine / "opt/sandbox-fleet/installed").unlink()
     before = files(machine)
     with pytest.raises(PrepareError, match="no complete installation"):
-        prepare(Image(machine, True, lambda _: None), lambda _: None, dry_run=False)
+        prepare(MachineImage(machine, True, lambda _: None), lambda _: None, dry_run=False)
     assert files(machine) == before
 
 
@@ -89,7 +89,7 @@ def test_a_link_is_removed_and_not_followed(machine: Path, tmp_path_factory: pyt
     (elsewhere / "data").write_text("stays")
     (machine / "var/lib/dhcp").mkdir()
     (machine / "var/lib/dhcp/link").symlink_to(elsewhere)
-    prepare(Image(machine, False, lambda _: None), lambda _: None, dry_run=False)
+    prepare(MachineImage(machine, False, lambda _: None), lambda _: None, dry_run=False)
     assert (elsewhere / "data").read_text() == "stays"
     assert not (machine / "var/lib/dhcp/link").is_symlink()
 
@@ -97,5 +97,5 @@ def test_a_link_is_removed_and_not_followed(machine: Path, tmp_path_factory: pyt
 def test_a_step_that_fails_stops_there_and_says_why(machine: Path) -> None:
     (machine / "opt/sandbox-fleet/install.sh").write_text("echo no space >&2; exit 3\n")
     with pytest.raises(PrepareError, match="no space"):
-        prepare(Image(machine, False, run_command), lambda _: None, dry_run=False)
+        prepare(MachineImage(machine, False, run_command), lambda _: None, dry_run=False)
     assert "etc/sandbox-fleet/join.token" in files(machine)

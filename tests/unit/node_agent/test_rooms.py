@@ -16,12 +16,12 @@ from node_agent.exec.runner import StdinBuffer, StdinRoom
 from node_agent.files import scripts
 from node_agent.host import mounts
 from node_agent.host.disk import write_atomically
-from node_agent.host.machine import Machine
+from node_agent.host.machine import HostMachine
 from node_agent.install import images
 from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
-from node_agent.membership.identity import Identity, IdentityFile
+from node_agent.membership.registration import Identity, IdentityFile
 from node_agent.settings import NodeSettings
-from node_agent.startup import StartError, held_root
+from node_agent.startup import NodeStartError, hold_root
 from tests.fakes.runtime import FakeRuntime
 
 IDENTITY = Identity(node_id="n", credential="c", control_token="t", gateway_url="http://g", join_token_sha256="")
@@ -54,13 +54,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
 # -- machine ----------------------------------------------------------------------------------------------------------
 
 
-def machine(root: Path, **given: object) -> Machine:
+def machine(root: Path, **given: object) -> HostMachine:
     proc = root / "proc"
     (proc / "pressure").mkdir(parents=True)
     (proc / "meminfo").write_text("MemTotal: 4096000 kB\nMemAvailable: 1024000 kB\n")
     (proc / "pressure/cpu").write_text("some avg10=2.50 avg60=0 avg300=0 total=0\n")
     settings = NodeSettings.load(None, {}, gateway_url="http://g", root=root, **given)
-    return Machine(settings, gpus=2, proc=proc)
+    return HostMachine(settings, gpus=2, proc=proc)
 
 
 def test_a_machine_gives_away_what_is_left_after_its_reserve(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_the_test_image_holds_busybox_and_its_names(tmp_path: Path) -> None:
 def test_a_failed_image_leaves_nothing_in_the_cache(tmp_path: Path) -> None:
     def broken(directory: Path, draft: Path) -> None:
         draft.write_bytes(b"half")
-        raise images.ImageError("no")
+        raise images.ImageBuildError("no")
 
-    with pytest.raises(images.ImageError):
+    with pytest.raises(images.ImageBuildError):
         images._make(tmp_path / "cache" / "image.tar", broken)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -185,9 +185,9 @@ def test_a_cleanup_needs_the_root_only_and_can_run_twice(tmp_path: Path) -> None
 
 def test_a_cleanup_of_a_living_node_is_refused(tmp_path: Path) -> None:
     settings = NodeSettings.load(None, {}, gateway_url="http://g", root=tmp_path, runtimes=("runsc",))
-    with held_root(tmp_path):
+    with hold_root(tmp_path):
         assert (tmp_path / "agent.lock").stat().st_mode & 0o777 == 0o600
-    with held_root(tmp_path), pytest.raises(StartError, match="another node agent runs"):
+    with hold_root(tmp_path), pytest.raises(NodeStartError, match="another node agent runs"):
         remove_node(settings, {})
     assert tmp_path.exists()
 
