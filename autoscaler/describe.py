@@ -8,15 +8,15 @@ from autoscaler.core.actions import (
     Action,
     Adopt,
     Boot,
+    BootExtended,
+    BootStarted,
     CancelDrain,
     Drain,
-    Extended,
     Finding,
     Forget,
     Learn,
     Move,
     Retry,
-    Started,
     Stop,
     Sweep,
 )
@@ -53,9 +53,9 @@ def finding(value: Finding, names: Mapping[str, str]) -> str:
     match value:
         case Move():
             return f"instance {_name(value.operation_id, names)} is {value.to.value}"
-        case Started():
+        case BootStarted():
             return f"instance {_name(value.operation_id, names)} runs; its node must register by {time(value.deadline)}"
-        case Extended():
+        case BootExtended():
             return f"instance {_name(value.operation_id, names)} goes on booting; it has until {time(value.deadline)}"
         case Adopt():
             return f"instance {value.intent.name} of pool {value.intent.pool} gets its row back"

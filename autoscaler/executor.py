@@ -11,22 +11,10 @@ from functools import partial
 
 from autoscaler.clock import Clock
 from autoscaler.core import backoff
-from autoscaler.core.model import (
-    Action,
-    Boot,
-    CancelDrain,
-    Drain,
-    FleetPolicy,
-    Forget,
-    Intent,
-    Plan,
-    Retry,
-    Stop,
-    Sweep,
-    World,
-)
+from autoscaler.core.actions import Action, Boot, CancelDrain, Drain, Forget, Plan, Retry, Stop, Sweep
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
-from autoscaler.core.world import DRIFT
+from autoscaler.core.world import DRIFT, Intent, World
 from autoscaler.instances import Chances, Creator
 from autoscaler.instances import Preparation as Preparation
 from autoscaler.instances import new_operation_id as new_operation_id

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 
 from autoscaler.clock import Clock
 from autoscaler.core import backoff, naming
-from autoscaler.core.model import Boot, FleetPolicy, Intent, World
+from autoscaler.core.actions import Boot
 from autoscaler.core.plan import fallback
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import Intent, World
 from autoscaler.lanes import Turn
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal

@@ -10,7 +10,7 @@ from typing import Final
 
 from autoscaler import lock, teardown, user_data
 from autoscaler.clock import Anchor, Clock, ClockGuard
-from autoscaler.core.misfits import misfits
+from autoscaler.core.pools import misfits
 from autoscaler.daemon import Daemon
 from autoscaler.executor import Executor
 from autoscaler.lanes import Threads

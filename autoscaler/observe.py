@@ -7,11 +7,9 @@ from typing import Any, Final, Protocol
 
 from autoscaler.clock import Clock, ClockGuard
 from autoscaler.core import backoff
-from autoscaler.core.deletion import strays
-from autoscaler.core.lookup import Listed, listed
-from autoscaler.core.model import FleetPolicy, Intent, Node, ProviderView, Waiting, World
-from autoscaler.core.states import IntentState
-from autoscaler.core.views import node_of, wanted
+from autoscaler.core.pools import FleetPolicy
+from autoscaler.core.states import WITH_NODE
+from autoscaler.core.world import DemandItem, Intent, NodeView, ProviderView, World, demand_items
 from autoscaler.lanes import GATEWAY, Lanes
 from autoscaler.provider_polling import Lookout
 from autoscaler.provider_polling import Pace as Pace
@@ -108,7 +106,7 @@ class Observer:
         self._pressed_at: dict[str, float] = {}
         self._left = Lasting()
         self._missing: frozenset[str] = frozenset()
-        self._strays: dict[str, frozenset[str]] = {}
+        self._orphans: dict[str, frozenset[str]] = {}
         self._unknown = Lasting()
         self._unknown_nodes: Mapping[str, float] = {}
         self._installs = policy is not None and any(pool.installs for pool in policy.pools)
@@ -146,7 +144,7 @@ class Observer:
             clock_settled=settled and (jumped is None or self._clock.now() >= jumped.until),
             synced=self._is_synced(intents, nodes, views),
             missing_before=self._missing,
-            strays_before=frozenset().union(*self._strays.values()),
+            orphans_before=frozenset().union(*self._orphans.values()),
             unknown_nodes_before=self._unknown_nodes,
             leftovers_before=self._leftovers(views),
         )
@@ -162,7 +160,7 @@ class Observer:
         self._guard.keep()
 
     def _is_synced(
-        self, intents: tuple[Intent, ...], nodes: tuple[Node, ...] | None, views: Mapping[str, ProviderView]
+        self, intents: tuple[Intent, ...], nodes: tuple[NodeView, ...] | None, views: Mapping[str, ProviderView]
     ) -> bool:
         """Whether one heartbeat period has passed since the gateway first answered; nothing cannot be out of step."""
         now = self._clock.monotonic()
@@ -206,7 +204,9 @@ class Observer:
         else:
             self._remarks.over(NO_BUNDLE)
 
-    def _fleet(self, asked: "Future[Asked | str] | None") -> tuple[tuple[Node, ...] | None, tuple[Waiting, ...], int]:
+    def _fleet(
+        self, asked: "Future[Asked | str] | None"
+    ) -> tuple[tuple[NodeView, ...] | None, tuple[DemandItem, ...], int]:
         """Nodes and demand, or nothing of both: a plan needs them of one moment."""
         if asked is None or not asked.done():
             found: Asked | str = f"it has not answered within {self._pace.look_seconds:.0f} s"
@@ -219,10 +219,9 @@ class Observer:
         records, demand = found
         lasting = self._pressure(records)
         nodes = tuple(
-            node_of(record, lasting.get(record.id, 0.0), self._pressed_at.get(record.id)) for record in records
+            NodeView.of(record, lasting.get(record.id, 0.0), self._pressed_at.get(record.id)) for record in records
         )
-        waiting, builders = wanted(demand)
-        return nodes, waiting, builders
+        return nodes, demand_items(demand), demand.prepared_builder_count
 
     def _pressure(self, records: list[NodeRecord]) -> dict[str, float]:
         """For how many seconds each node has been under pressure without a break."""
@@ -244,24 +243,22 @@ class Observer:
         missing: set[str] = set()
         unknown: set[str] = set()
         registered = {node.instance for node in world.nodes or ()}
-        seen = listed(world)
         for intent in world.intents:
-            if self._is_missing(intent, world, seen):
+            if self._is_missing(intent, world):
                 missing.add(intent.sighting)
-            had_node = intent.state in (IntentState.READY, IntentState.DRAINING)
+            had_node = intent.state in WITH_NODE
             if had_node and (intent.name not in registered if world.nodes is not None else _kept(intent, world)):
                 unknown.add(intent.operation_id)
-        for name, each in seen.items():
-            found = strays(world, name, each, world.providers[name])
-            self._strays[name] = frozenset(instance.id for instance in found)
+        for name in world.listed:
+            self._orphans[name] = frozenset(instance.id for instance in world.orphans(name))
         self._missing = frozenset(missing)
         self._unknown_nodes = self._unknown.seen("nodes", unknown, self._clock.monotonic())
 
     @staticmethod
-    def _is_missing(intent: Intent, world: World, seen: Mapping[str, Listed]) -> bool:
-        if intent.provider not in seen:
+    def _is_missing(intent: Intent, world: World) -> bool:
+        if intent.provider not in world.listed:
             return intent.sighting in world.missing_before
-        return not seen[intent.provider].of(intent.operation_id)
+        return not world.listed[intent.provider].of(intent.operation_id)
 
 
 def _kept(intent: Intent, world: World) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autoscaler.core.offers import bought_by, unsold
+from autoscaler.core.offers import missing_offers, offers_for
 from autoscaler.core.pools import PoolPolicy
 from providers import registry
 from providers.base import ComputeProvider, Offer, ProviderError
@@ -46,4 +46,4 @@ def _asked(name: str, provider: ComputeProvider) -> list[Offer] | str:
 def _of_pool(pool: PoolPolicy, sold: list[Offer] | str) -> Offered:
     if isinstance(sold, str):
         return Offered(problem=sold)
-    return Offered(tuple(bought_by(pool, sold)), unsold(pool, sold))
+    return Offered(tuple(offers_for(pool, sold)), missing_offers(pool, sold))

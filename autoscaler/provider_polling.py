@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.clock import Clock
-from autoscaler.core.model import ProviderView
+from autoscaler.core.world import ProviderView
 from autoscaler.lanes import Lanes
 from autoscaler.throttled_log import Remarks
 from providers.base import ComputeProvider, ErrorKind, Offer, ProviderError

@@ -1,18 +1,20 @@
 """One tick: look, write down what has become clear, plan, act."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from autoscaler.clock import Clock
 from autoscaler.core import backoff
-from autoscaler.core.ceilings import ceilings
+from autoscaler.core.actions import Finding, Move, Plan, Wait, WaitKind
 from autoscaler.core.findings import applied, settle
-from autoscaler.core.model import BackOff, Finding, FleetPolicy, Move, Plan, World
-from autoscaler.core.plan import outside, plan
+from autoscaler.core.offers import ceilings
+from autoscaler.core.plan import plan
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import BackOff, World
 from autoscaler.executor import Executor
 from autoscaler.lanes import Lanes, Serial, Turn
 from autoscaler.observe import Gateway, Observer
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 CEILINGS_SECONDS: Final = 60.0
 """Told again this often although nothing changed, so that a gateway that lost them has them back."""
+OUTSIDE: Final = frozenset({WaitKind.UNKNOWN_POOL, WaitKind.UNKNOWN_PROVIDER})
 NOT_TOLD: Final = "the gateway was not told what could be had"
 
 
@@ -87,7 +90,7 @@ class Reconciler:
             self._journal.settle(report.findings, self._clock.now())
         for finding in report.findings:
             log.info("%s", _words(finding))
-        self._tell_outside(report.world)
+        self._tell_outside(report.plan.waits)
         self._release(report)
         first = self._to_tell(report.world)
         self._executor.carry_out(report.plan, report.world, Turn(is_stopping), self._lanes, first=first)
@@ -107,9 +110,9 @@ class Reconciler:
             )
         self._observer.keep_clock()
 
-    def _tell_outside(self, world: World) -> None:
-        """Nothing else of a tick speaks of what the settings have lost, and it costs money."""
-        found = {wait.subject: wait.reason for wait in outside(world, self._policy)}
+    def _tell_outside(self, waits: Iterable[Wait]) -> None:
+        """Warn of rows whose pool or provider is not in the settings: nothing else of a tick does, and they cost."""
+        found = {wait.subject: wait.reason for wait in waits if wait.kind in OUTSIDE}
         for name in self._outside - found.keys():
             self._remarks.over(name)
         for name, reason in found.items():

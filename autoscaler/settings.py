@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from autoscaler.core.model import FleetPolicy, OfferKey, Order, PoolPolicy, WarmFloor
 from autoscaler.core.naming import NAME_PATTERN
+from autoscaler.core.pools import FleetPolicy, OfferKey, OfferOrder, PoolPolicy, WarmFloor
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.settings import DaemonSettings
@@ -75,7 +75,7 @@ class PoolSettings(BaseModel):
     """What its nodes do; a label of each."""
     offers: tuple[OfferSettings, ...] = ()
     """What may be bought; empty for all that the provider sells, the cheapest first."""
-    order: Order = Order.LISTED
+    order: OfferOrder = OfferOrder.LISTED
     """``listed``: offers are tried in the order above; ``price``: the cheapest first."""
     gpus: int = Field(default=0, ge=0)
     """GPUs that each of its nodes must have; offers with fewer are left out, and a provider without any is refused."""

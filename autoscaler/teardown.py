@@ -9,8 +9,8 @@ from functools import partial
 from typing import Final
 
 from autoscaler.clock import Clock
-from autoscaler.core.model import Intent
-from autoscaler.core.states import GIVING_UP, IntentState
+from autoscaler.core.states import TEARDOWN, IntentState
+from autoscaler.core.world import Intent
 from autoscaler.lanes import Lanes, Serial
 from autoscaler.observe import Gateway
 from autoscaler.store.journal import Journal
@@ -65,7 +65,7 @@ def release(
 
 def _give_up(journal: Journal, clock: Clock) -> None:
     for intent in journal.open_intents():
-        for state in GIVING_UP[intent.state]:
+        for state in TEARDOWN[intent.state]:
             journal.move(intent.operation_id, state, now=clock.now(), reason="the fleet is given up")
 
 

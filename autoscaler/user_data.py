@@ -10,7 +10,7 @@ from importlib.resources import files
 from string import Template
 from typing import Final
 
-from autoscaler.core.model import FleetPolicy
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.instances import Preparation
 from autoscaler.settings import AutoscalerSettings, PoolSettings
 from gateway.client import GatewayClient

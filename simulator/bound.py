@@ -37,8 +37,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from autoscaler.core.model import FleetPolicy, World
 from autoscaler.core.offers import expected_shape
+from autoscaler.core.pools import FleetPolicy
+from autoscaler.core.world import World
 from simulator.settings import Setup
 from simulator.trace import NOTHING, RESOURCES, Amounts, TraceJob, amounts_of_node, earliest_starts, plus
 

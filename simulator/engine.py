@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.clock import Clock, ClockGuard
-from autoscaler.core.model import FleetPolicy, RefusalKind, World
+from autoscaler.core.actions import RefusalKind
 from autoscaler.core.offers import expected_shape
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import World
 from autoscaler.executor import Executor, Preparation
 from autoscaler.instances import Chances
 from autoscaler.observe import Observer

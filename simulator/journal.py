@@ -9,9 +9,10 @@ from dataclasses import replace
 from decimal import Decimal
 
 from autoscaler.core import backoff, cost
-from autoscaler.core.findings import extended, moved, started
-from autoscaler.core.model import Adopt, BackOff, BackOffKey, Extended, Finding, Intent, Learn, LessonKey, Move, Started
+from autoscaler.core.actions import Adopt, BootExtended, BootStarted, Finding, Learn, Move
+from autoscaler.core.findings import changed
 from autoscaler.core.states import IntentState, next_state
+from autoscaler.core.world import BackOff, BackOffKey, Intent, LearnedKey
 from autoscaler.store.journal import EVENTS_KEPT, Event, Journal
 from gateway.wire.resources import Shape
 
@@ -27,7 +28,7 @@ class MemoryJournal(Journal):
         self._gone: deque[str] = deque(maxlen=GONE_KEPT)
         self._last_gone: dict[str, Intent] = {}
         self._backoffs: dict[BackOffKey, BackOff] = {}
-        self._learned: dict[LessonKey, Shape] = {}
+        self._learned: dict[LearnedKey, Shape] = {}
         self._euros: dict[tuple[str, str], Decimal] = {}
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._number = 0
@@ -74,16 +75,11 @@ class MemoryJournal(Journal):
             match finding:
                 case Move():
                     before = self.intent(finding.operation_id)
-                    next_state(before.state, finding.to)
-                    self._change(before, moved(before, finding, now), now)
-                case Started():
+                    self._change(before, changed(before, finding, now), now)
+                case BootStarted() | BootExtended():
                     before = self.intent(finding.operation_id)
-                    self._open[finding.operation_id] = started(before, finding, now)
-                    self._tell(now, before.name, "running", finding.reason)
-                case Extended():
-                    before = self.intent(finding.operation_id)
-                    self._open[finding.operation_id] = extended(before, finding, now)
-                    self._tell(now, before.name, "extended", finding.reason)
+                    self._open[finding.operation_id] = changed(before, finding, now)
+                    self._tell(now, before.name, finding.event, finding.reason)
                 case Adopt():
                     self._open[finding.intent.operation_id] = finding.intent
                     self._tell(now, finding.intent.name, "adopted", finding.reason)
@@ -96,13 +92,13 @@ class MemoryJournal(Journal):
 
     def hold_back(self, held: BackOff) -> None:
         self._backoffs[held.key] = held
-        self._tell(held.failed_at, str(held.key), "backoff", backoff.words(held))
+        self._tell(held.failed_at, str(held.key), "backoff", backoff.describe(held))
 
     def release(self, keys: Sequence[BackOffKey]) -> None:
         for key in keys:
             self._backoffs.pop(key, None)
 
-    def learned(self) -> dict[LessonKey, Shape]:
+    def learned(self) -> dict[LearnedKey, Shape]:
         return dict(self._learned)
 
     def record(self, now: float, subject: str, kind: str, detail: str) -> None:

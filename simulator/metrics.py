@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Final
 
-from autoscaler.core.model import FleetPolicy, World
 from autoscaler.core.offers import expected_shape
+from autoscaler.core.pools import FleetPolicy
+from autoscaler.core.world import World
 from providers.base import Billing
 from simulator.bound import CostBound, hourly_bound, lower_bound
 from simulator.engine import RunResult

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
-from autoscaler.core.world import Intent, Waiting
+from autoscaler.core.world import DemandItem, Intent, LearnedKey
 from gateway.wire.resources import Shape
 
 # -- what to do -------------------------------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ class Boot:
     """Until it must run."""
     reason: str = field(compare=False)
     price: Decimal | None = field(default=None, compare=False)
-    item: Waiting | None = field(default=None, compare=False)
+    item: DemandItem | None = field(default=None, compare=False)
     """What it must have room for, so that another offer can stand in when this one cannot be had."""
     cause: str = field(default="", compare=False)
     """See `Intent.cause`."""
@@ -44,7 +44,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Drain:
-    """Close the node of this intent."""
+    """Close the node of this intent to new sandboxes."""
 
     operation_id: str
     node_id: str
@@ -55,7 +55,7 @@ class Drain:
 
 @dataclass(frozen=True)
 class CancelDrain:
-    """Open it again."""
+    """Open the node of this intent again."""
 
     operation_id: str
     node_id: str
@@ -85,7 +85,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Forget:
-    """Tell the gateway that a node is no more."""
+    """Remove the node of an instance that is gone from the gateway."""
 
     node_id: str
     reason: str = field(compare=False)
@@ -151,7 +151,7 @@ class WaitKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class BootRefusal:
     """Why nothing is booted; the text is for people only."""
 
     kind: RefusalKind
@@ -169,7 +169,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Plan:
-    """The answer of the policy: actions in the order in which they are to be done."""
+    """What to do in one tick, in the order in which it is to be done, and what not."""
 
     actions: tuple[Action, ...] = ()
     waits: tuple[Wait, ...] = ()
@@ -188,23 +188,38 @@ class Move:
     instance_id: str | None = None
     node_id: str | None = None
 
+    @property
+    def event(self) -> str:
+        """The kind of the event that it leaves in the journal."""
+        return self.to.value
+
 
 @dataclass(frozen=True)
-class Started:
+class BootStarted:
     """The instance of a booting intent runs: from here on its node has time to register."""
 
     operation_id: str
     deadline: float
     reason: str = field(compare=False)
 
+    @property
+    def event(self) -> str:
+        """See `Move.event`."""
+        return "running"
+
 
 @dataclass(frozen=True)
-class Extended:
+class BootExtended:
     """A booting intent is late, and its provider has just reported a step: it gets more time, this once."""
 
     operation_id: str
     deadline: float
     reason: str = field(compare=False)
+
+    @property
+    def event(self) -> str:
+        """See `Move.event`."""
+        return "extended"
 
 
 @dataclass(frozen=True)
@@ -213,10 +228,6 @@ class Adopt:
 
     intent: Intent
     reason: str = field(compare=False)
-
-
-LessonKey = tuple[str, str, str]
-"""Pool, type, and `PoolPolicy.spec`: with other settings a node gives away something else of the same machine."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +240,9 @@ class Learn:
     shape: Shape
 
     @property
-    def key(self) -> LessonKey:
-        """Under which it is looked up."""
+    def key(self) -> LearnedKey:
+        """Under which `World.learned` has it."""
         return self.pool, self.type, self.spec
 
 
-Finding = Move | Started | Extended | Adopt | Learn
+Finding = Move | BootStarted | BootExtended | Adopt | Learn

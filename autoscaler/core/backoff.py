@@ -6,7 +6,8 @@ bounds are those of the cluster autoscaler, split by what failed.
 
 from typing import Final
 
-from autoscaler.core.model import BackOff, BackOffKey, BackOffKind, OfferKey
+from autoscaler.core.pools import OfferKey
+from autoscaler.core.world import BackOff, BackOffKey, BackOffKind
 from providers.base import ErrorKind, ProviderError, Scope
 
 CLOCK: Final = BackOffKey(BackOffKind.CLOCK)
@@ -20,16 +21,16 @@ BOUNDS: Final[dict[Scope, tuple[float, float]]] = {
     Scope.PROVIDER: (30.0, 3600.0),
 }
 SWEEP_BOUNDS: Final = (60.0, 1800.0)
-"""Between two orders for the end of one thing without a row."""
+"""Between two deletes of one thing without a row."""
 QUOTA_BOUNDS: Final = (300.0, 3600.0)
 """A limit of an account is raised by people, or by instances that go."""
 BREAKER_FAILURES: Final = 3
-"""So many failed boots in a row open the circuit of a pool: then one probe a window, the first of `BREAKER_SECONDS`."""
+"""Failed boots in a row that open the circuit of a pool: then one probe a window, the first of `BREAKER_SECONDS`."""
 BREAKER_SECONDS: Final = 600.0
 DEPRECATED_SECONDS: Final = 30 * 86_400.0
-"""What is sold no more comes back with new settings, not with time."""
+"""An offer that was withdrawn comes back with new settings, not with time."""
 CLOSING_SECONDS: Final = 180.0
-"""So long a pool closes no node after a delete of it failed: what cannot be stopped is not to become more."""
+"""A pool closes no node for so long after a delete of it failed: what cannot be deleted is not to become more."""
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 
@@ -73,7 +74,7 @@ def key_of(error: ProviderError, provider: str, pool: str, offer: OfferKey) -> B
 
 
 def bounds_of(error: ProviderError, key: BackOffKey) -> tuple[float, float]:
-    """Seconds of the first window and of the longest after a failed create that holds back ``key``."""
+    """Return the seconds of the first window and of the longest after a failed create that holds back ``key``."""
     if error.kind is ErrorKind.QUOTA:
         return QUOTA_BOUNDS
     return BOUNDS[Scope.PROVIDER if key.kind is BackOffKind.PROVIDER else error.scope]
@@ -89,7 +90,7 @@ def grown(
     least: float = 0.0,
     chance: float = 1.0,
 ) -> BackOff:
-    """The back-off after one more failure.
+    """Return the back-off after one more failure.
 
     Args:
         previous: what was stored under ``key``.
@@ -112,7 +113,7 @@ def grown(
 
 
 def failed_boot(previous: BackOff | None, pool: str, *, now: float, reason: str, chance: float) -> BackOff:
-    """The back-off of a pool after an instance that did not become a node.
+    """Return the back-off of a pool after an instance that did not become a node.
 
     Every failed boot counts, inside one window too: each has cost money.
     """
@@ -130,22 +131,22 @@ def failed_boot(previous: BackOff | None, pool: str, *, now: float, reason: str,
 
 
 def retry_after(attempts: int) -> float:
-    """Seconds until a call whose outcome is unknown is made again."""
+    """Return the seconds until a call whose outcome is unknown is made again."""
     return _doubled(RETRY_FIRST, RETRY_MOST, attempts)
 
 
 def _doubled(first: float, most: float, times: int) -> float:
-    """``first``, doubled so many times, and ``most`` at the most."""
+    """Return ``first``, doubled so many times, and ``most`` at the most."""
     return min(most, first * 2.0 ** min(times, 32))  # failures of a month have no float
 
 
 def failed_delete(pool: str, *, now: float, reason: str) -> BackOff:
-    """What holds a pool back from closing more nodes."""
+    """Return what holds a pool back from closing more nodes."""
     return BackOff(closing_key(pool), now + CLOSING_SECONDS, 1, now, reason)
 
 
 def delete_again_after(since: float, now: float, retry_after: float | None) -> float:
-    """Seconds until a delete that failed is sent again: as long as it has failed already, within bounds.
+    """Return the seconds until a delete that failed is sent again: as long as it has failed already, within bounds.
 
     Args:
         since: when it was first sent.
@@ -157,7 +158,7 @@ def delete_again_after(since: float, now: float, retry_after: float | None) -> f
     return min(BOUNDS[Scope.INSTANCE][1], max(RETRY_FIRST, now - since))
 
 
-def words(held: BackOff) -> str:
+def describe(held: BackOff) -> str:
     """Return a sentence for people about a back-off."""
     what = {
         BackOffKind.CLOCK: "for",

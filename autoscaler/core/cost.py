@@ -12,22 +12,22 @@ HOUR: Final = 3600.0
 
 
 def month_of(now: float) -> str:
-    """The calendar month of a moment, such as ``2026-11``; UTC."""
+    """Return the calendar month of a moment, such as ``2026-11``; UTC."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m")
 
 
 def month_start(now: float) -> float:
-    """When it began."""
+    """Return when the calendar month of a moment began."""
     return datetime.fromtimestamp(now, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
 def cost(intent: Intent, now: float) -> Decimal:
-    """Euro that one instance has cost in this month; nothing for what was never made, or has no known price."""
+    """Return the euro that an instance has cost this month; 0 for what was never made or has no known price."""
     return _since(intent, month_start(now), now)
 
 
 def cost_of_all(intents: Iterable[Intent], now: float) -> Decimal:
-    """The `cost` of all of them together."""
+    """Return the `cost` of all of them together."""
     start = month_start(now)
     return sum((_since(intent, start, now) for intent in intents), Decimal(0))
 
@@ -39,7 +39,7 @@ def _since(intent: Intent, start: float, now: float) -> Decimal:
 
 
 def rate(intents: Iterable[Intent]) -> Decimal | None:
-    """Euro an hour of all rows together; ``None`` when one has no known price."""
+    """Return the euro an hour of all rows together, or ``None`` when one has no known price."""
     total = Decimal(0)
     for intent in intents:
         if intent.price is None:

@@ -12,16 +12,16 @@ OPERATION_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 
 
 def instance_name(deployment: str, pool: str, operation_id: str) -> str:
-    """The name of the instance of one operation; the same at every try, and never used twice."""
+    """Return the name of the instance of one operation; the same at every try, and never used twice."""
     return f"{deployment}-{pool}-{operation_id}"
 
 
 def labels(deployment: str, pool: str, role: str, operation_id: str, spec: str = "") -> Mapping[str, str]:
-    """What an instance carries, so that it can be matched with its row again, or adopted without one."""
+    """Return what an instance carries, so that it can be matched with its row again, or adopted without one."""
     own = {DEPLOYMENT_LABEL: deployment, POOL_LABEL: pool, ROLE_LABEL: role, OPERATION_LABEL: operation_id}
     return own | {SPEC_LABEL: spec} if spec else own
 
 
 def operation_of(instance: Instance) -> str | None:
-    """The operation that made an instance, as its labels tell."""
+    """Return the operation that made an instance, by its labels."""
     return instance.labels.get(OPERATION_LABEL)

@@ -1,31 +1,32 @@
-"""What a pool may buy, in its order, and what a node of it will give."""
+"""What a pool may buy, in its order, and what a node of it will have for sandboxes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
-from autoscaler.core.model import World
-from autoscaler.core.packing import Vector, vector
-from autoscaler.core.pools import OfferKey, Order, PoolPolicy
+from autoscaler.core.packing import Vector, fits, vector
+from autoscaler.core.pools import FleetPolicy, OfferKey, OfferOrder, PoolPolicy
+from autoscaler.core.world import World
+from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.resources import Shape
 from providers.base import Offer
 
-LAST_DAYS: Final = 7 * 86_400.0
-"""An offer that ends so soon is bought no more, and what was bought of it is replaced."""
-
+LAST_SECONDS: Final = 7 * 86_400.0
+"""An offer that ends so soon is not bought any more, and what was bought of it is replaced."""
 SHOWN: Final = 4
 """Offers that a sentence names."""
 
 
 @dataclass(frozen=True)
-class Ware:
+class PoolOffer:
     """An offer as one pool sees it."""
 
     key: OfferKey
     offer: Offer
-    gives: Vector
+    room: Vector
+    """What a node of it will have for sandboxes."""
 
     @property
     def price(self) -> Decimal | None:
@@ -33,36 +34,30 @@ class Ware:
         return self.offer.price_per_hour
 
 
-def wares(world: World, pool: PoolPolicy, now: float) -> tuple[Ware, ...]:
-    """What a pool may buy, in its order of preference; what ends soon is left out."""
+def pool_offers(world: World, pool: PoolPolicy, now: float) -> tuple[PoolOffer, ...]:
+    """Return what a pool may buy, in its order of preference, without what ends soon."""
     return tuple(
-        Ware(OfferKey(offer.type, offer.location), offer, vector(expected_shape(world, pool, offer)))
-        for offer in offers_of(world, pool)
+        PoolOffer(OfferKey(offer.type, offer.location), offer, vector(expected_shape(world, pool, offer)))
+        for offer in _sold_to(world, pool)
         if not ends_soon(offer, now)
     )
 
 
-def offers_of(world: World, pool: PoolPolicy) -> list[Offer]:
-    """The offers that a pool may use, in its order of preference."""
-    view = world.providers.get(pool.provider)
-    return bought_by(pool, view.offers if view else ())
-
-
-def bought_by(pool: PoolPolicy, offers: Iterable[Offer]) -> list[Offer]:
-    """Those of a provider's offers that a pool may use, in its order of preference."""
+def offers_for(pool: PoolPolicy, offers: Iterable[Offer]) -> list[Offer]:
+    """Return those of a provider's offers that a pool may use, in its order of preference."""
     fit = (offer for offer in offers if offer.resources.gpus >= pool.gpus)
     sold = {OfferKey(offer.type, offer.location): offer for offer in fit}
     if not pool.offers:
         return _cheapest_first(list(sold.values()))
     chosen = [sold[key] for key in pool.offers if key in sold]
-    return _cheapest_first(chosen) if pool.order is Order.PRICE else chosen
+    return _cheapest_first(chosen) if pool.order is OfferOrder.PRICE else chosen
 
 
-def unsold(pool: PoolPolicy, offers: Iterable[Offer]) -> str:
-    """A sentence about those offers of a pool that its provider does not have at all; empty when there are none."""
+def missing_offers(pool: PoolPolicy, offers: Iterable[Offer]) -> str:
+    """Return a sentence about offers of a pool that its provider does not have; empty when there are none."""
     sold = [OfferKey(offer.type, offer.location) for offer in offers]
     if not sold:
-        return f"{pool.provider} tells of no offers"
+        return f"{pool.provider} lists no offers"
     missing = ", ".join(str(key) for key in pool.offers if key not in sold)
     if not missing:
         return ""
@@ -71,12 +66,12 @@ def unsold(pool: PoolPolicy, offers: Iterable[Offer]) -> str:
 
 
 def ends_soon(offer: Offer, now: float) -> bool:
-    """Whether the provider has said that it will not sell or run this much longer."""
-    return offer.gone_after is not None and offer.gone_after <= datetime.fromtimestamp(now + LAST_DAYS, UTC)
+    """Return whether the provider has announced that it will not sell or run this much longer."""
+    return offer.gone_after is not None and offer.gone_after <= datetime.fromtimestamp(now + LAST_SECONDS, UTC)
 
 
 def expected_shape(world: World, pool: PoolPolicy, offer: Offer) -> Shape:
-    """What a node of this offer will have for sandboxes: as seen before, or the offer less what a node keeps."""
+    """Return what a node of this offer will have for sandboxes: as seen before, or the offer less what a node keeps."""
     if (seen := world.learned.get((pool.name, offer.type, pool.spec))) is not None:
         return seen
     has = offer.resources
@@ -89,6 +84,53 @@ def expected_shape(world: World, pool: PoolPolicy, offer: Offer) -> Shape:
     )
 
 
+def _sold_to(world: World, pool: PoolPolicy) -> list[Offer]:
+    view = world.providers.get(pool.provider)
+    return offers_for(pool, view.offers if view is not None else ())
+
+
 def _cheapest_first(offers: list[Offer]) -> list[Offer]:
-    """Those without a known price last."""
+    """Sort by price, those without a known price last."""
     return sorted(offers, key=lambda o: (o.price_per_hour is None, o.price_per_hour or 0, o.type))
+
+
+# -- ceilings ---------------------------------------------------------------------------------------------------------
+
+
+def ceilings(world: World, policy: FleetPolicy) -> Ceilings | None:
+    """Return the largest nodes of each pool that may have nodes, so that the gateway refuses what can never fit.
+
+    A pool has several where no one of them is the largest in everything: what has many cores and what has GPUs.
+    ``None`` while the offers of a pool are unknown: a ceiling that is too low would refuse what fits.
+    """
+    pools: list[PoolCeiling] = []
+    for pool in policy.pools:
+        if pool.max == 0 or not pool.hosts_sandboxes:
+            continue
+        offers = _sold_to(world, pool)
+        if not offers and not _sold_to(world, replace(pool, gpus=0)):
+            return None
+        largest = _largest(world, pool, offers)
+        pools += [
+            PoolCeiling(
+                pool=pool.name if len(largest) == 1 else f"{pool.name} ({name})",
+                shape=shape,
+                runtimes=sorted(pool.runtimes),
+                isolations=sorted(pool.isolations),
+                max_nodes=pool.max,
+            )
+            for name, shape in largest.items()
+        ]
+    return Ceilings(pools=pools)
+
+
+def _largest(world: World, pool: PoolPolicy, offers: Iterable[Offer]) -> dict[OfferKey, Shape]:
+    """Return the shapes that no other one holds."""
+    found: dict[OfferKey, Shape] = {}
+    for offer in offers:
+        shape = expected_shape(world, pool, offer)
+        if any(fits(vector(shape), vector(other)) for other in found.values()):
+            continue
+        found = {key: other for key, other in found.items() if not fits(vector(other), vector(shape))}
+        found[OfferKey(offer.type, offer.location)] = shape
+    return found

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from autoscaler.core.world import Waiting
+from autoscaler.core.world import DemandItem
 from gateway.wire.resources import Shape
 
 Vector = tuple[float, float, float, float, float]
@@ -22,17 +22,17 @@ SLACK: Final = 1e-6
 _BEYOND: Final = 1e300
 """The share that anything takes of a resource that no bin has."""
 LEVELS: Final = 64
-"""Most amounts of a resource for which is kept which bins have them.  Where there are more, the amount below decides,
-and the bins that it leads to are looked at one by one."""
+"""Most amounts of a resource that are indexed.  Where there are more, the amount below decides, and the bins that it
+leads to are looked at one by one."""
 
 
 def vector(shape: Shape) -> Vector:
-    """A shape as plain numbers."""
+    """Return a shape as plain numbers."""
     return (shape.cpus, shape.memory_mb, shape.disk_mb, shape.gpus, shape.slots)
 
 
 def fits(need: Vector, free: Vector) -> bool:
-    """Whether ``free`` has enough of everything."""
+    """Return whether ``free`` has enough of everything."""
     return (
         need[0] <= free[0] + SLACK
         and need[1] <= free[1]
@@ -59,8 +59,8 @@ class Bin:
         """Whether something was put into it."""
         return self.taken > 0
 
-    def welcomes(self, item: Waiting) -> bool:
-        """Whether its engines can run the item, whatever room there is."""
+    def welcomes(self, item: DemandItem) -> bool:
+        """Return whether its engines can run the item, whatever room there is."""
         return (
             item.isolation in self.isolations
             and (item.runtime is None or item.runtime in self.runtimes)
@@ -68,7 +68,7 @@ class Bin:
         )
 
     def put(self, need: Vector, most: int) -> int:
-        """Puts in as many of ``most`` as fit; how many that were."""
+        """Put in as many of ``most`` as fit, and return how many that were."""
         free = self.free
         count = most
         for want, have in zip(need, free, strict=True):
@@ -91,13 +91,13 @@ class Bin:
 class Group:
     """Equal sandboxes."""
 
-    item: Waiting
+    item: DemandItem
     need: Vector
     count: int
 
 
-def grouped(waiting: Iterable[Waiting]) -> list[Group]:
-    """Equal ones together."""
+def grouped(waiting: Iterable[DemandItem]) -> list[Group]:
+    """Gather equal sandboxes."""
     found: dict[tuple[object, ...], Group] = {}
     for item in waiting:
         need = vector(item.shape)
@@ -110,8 +110,7 @@ def grouped(waiting: Iterable[Waiting]) -> list[Group]:
 
 
 def largest_first(groups: Iterable[Group], largest: Vector) -> list[Group]:
-    """By the greatest share that each takes of any resource of the largest bin; those with gpus before all others."""
-
+    """Sort by the greatest share that each takes of any resource of the largest bin; those with gpus come first."""
     cpus, memory, disk, gpus, slots = (1 / have if have else _BEYOND for have in largest)
 
     def dominant(group: Group) -> tuple[bool, float, Vector]:
@@ -123,7 +122,7 @@ def largest_first(groups: Iterable[Group], largest: Vector) -> list[Group]:
 
 
 def largest(bins: Iterable[Vector]) -> Vector:
-    """The most of each resource that any of them has."""
+    """Return the most of each resource that any of them has."""
     found = NOTHING
     for each in bins:
         found = _most(found, each)
@@ -131,7 +130,7 @@ def largest(bins: Iterable[Vector]) -> Vector:
 
 
 def pack(groups: Sequence[Group], bins: Sequence[Bin]) -> list[Group]:
-    """Puts what fits into the first bin that takes it; what found no room is returned in the same order.
+    """Put what fits into the first bin that takes it, and return what found no room, in the same order.
 
     Bins of one kind are filled together, those with gpus last, so that they stay free for what needs them.
     """
@@ -149,8 +148,8 @@ def pack(groups: Sequence[Group], bins: Sequence[Bin]) -> list[Group]:
     return left
 
 
-def items(groups: Iterable[Group]) -> list[Waiting]:
-    """Groups as values again."""
+def items(groups: Iterable[Group]) -> list[DemandItem]:
+    """Return groups as items again."""
     return [replace(group.item, count=group.count) for group in groups]
 
 
@@ -170,7 +169,7 @@ class _Row:
         self._tables = [(resource, scale.levels, scale.bits) for resource, scale in self._scales]
 
     def places(self, group: Group) -> int:
-        """The bins that may fit one, as bits; those whose bits are not set surely do not."""
+        """Return the bins that may fit one, as bits; those whose bits are not set surely do not."""
         item, need = group.item, group.need
         places = self._welcomes.get((item.runtime, item.isolation, item.pool))
         if places is None:
@@ -182,7 +181,7 @@ class _Row:
         return places
 
     def fill(self, group: Group, places: int) -> int:
-        """Puts in as many as fit into the bins of these bits; how many are left."""
+        """Put as many as fit into the bins of these bits, and return how many are left."""
         need, count = group.need, group.count
         while places and count:
             place = (places & -places).bit_length() - 1
@@ -193,7 +192,7 @@ class _Row:
                     scale.lower(place, self._bins[place].free[resource])
         return count
 
-    def _welcoming(self, item: Waiting) -> int:
+    def _welcoming(self, item: DemandItem) -> int:
         places = sum(1 << place for place, each in enumerate(self._bins) if each.welcomes(item))
         self._welcomes[item.runtime, item.isolation, item.pool] = places
         return places
@@ -218,7 +217,7 @@ class _Scale:
             self.bits[level - 1] |= self.bits[level]
 
     def lower(self, place: int, have: float) -> None:
-        """A bin has less than before."""
+        """Record that a bin has less than before."""
         reached = bisect_right(self.levels, have + SLACK)
         for level in range(reached + 1, self._reached[place] + 1):
             self.bits[level] &= ~(1 << place)

@@ -1,50 +1,55 @@
 """`plan`: what to do now, and what not, each with its reason.  `fallback`: what instead of a boot that was refused."""
 
-from autoscaler.core import amnesia, deletion, drift, purchase, scale_down, scale_up
-from autoscaler.core.model import Action, Boot, CancelDrain, FleetPolicy, Plan, Retry, Wait, WaitKind, World
+from autoscaler.core import deletion, drift, purchase, scale_down, scale_up
+from autoscaler.core.actions import Boot, Plan, Retry, Wait, WaitKind
+from autoscaler.core.findings import amnesia_warning
 from autoscaler.core.packing import grouped
-from autoscaler.core.plan_builder import Draft
+from autoscaler.core.plan_builder import PlanBuilder
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import Intent, World
 
 S = IntentState
 
 
 def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
-    """The actions for one tick, in the order in which they are to be done: room is made before it is taken.
+    """Return the actions for one tick, in the order in which they are to be done: room is made before it is taken.
 
     Args:
         world: rows, listings, nodes and demand; rows are settled already (`autoscaler.core.findings`).
         policy: the pools and the rules that they share.
         now: seconds since the epoch.
     """
-    waits = _blind_spots(world, policy)
-    if (warning := amnesia.warning(world, policy)) is not None:
-        waits.append(warning)
-    if world.nodes is None:
-        waits.append(Wait("fleet", WaitKind.NO_GATEWAY, "no scaling: the gateway cannot be asked"))
+    draft = PlanBuilder(world, policy, now)
+    _report_blind_spots(draft)
     if not world.synced:
-        waits.append(
-            Wait(
-                "fleet",
-                WaitKind.NOT_SYNCED,
-                "it has just started, and not every node was heard of",
-            )
-        )
-        return Plan((), tuple(waits))
-    stops = deletion.stops(world, policy, now, waits)
-    actions: list[Action] = [*deletion.sweeps(world, policy, now, waits), *deletion.forgets(world)]
+        draft.wait("fleet", WaitKind.NOT_SYNCED, "the process has just started, and not every node has reported yet")
+        return draft.finish()
+
+    # What is to go, whatever the demand.
+    deletion.delete_instances(draft)
+    deletion.sweep_orphans(draft)
+    deletion.forget_nodes(draft)
     if world.nodes is None:
-        return Plan((*stops, *actions), tuple(waits))
-    actions += _retries(world, policy, now, waits)
-    failed = {stop.operation_id for stop in stops if stop.boot_failed}
-    held = frozenset(intent.pool for intent in world.intents if intent.operation_id in failed)
-    scaled = _scaled(Draft(world, policy, now, waits, held))
-    needed = {action.operation_id for action in scaled if isinstance(action, CancelDrain)}
-    return Plan((*(stop for stop in stops if stop.operation_id not in needed), *actions, *scaled), tuple(waits))
+        return draft.finish()
+
+    # What is on its way, and what the demand lacks beyond that.
+    _repeat_creates(draft)
+    outdated = {pool.name: drift.outdated(draft, pool) for pool in policy.pools}
+    scale_up.grow(draft, outdated)
+    if scale_up.age_of_burst(draft) is not None:
+        return draft.finish()
+
+    # What it has too much of.
+    for pool in policy.pools:
+        if pool.provider in world.listed:
+            drift.replace_outdated(draft, pool, outdated[pool.name])
+            scale_down.close_idle(draft, pool, outdated[pool.name])
+    return draft.finish()
 
 
 def fallback(world: World, policy: FleetPolicy, now: float, refused: Boot) -> Plan:
-    """What to boot instead of ``refused``, in the same tick; at most one boot.
+    """Return what to boot instead of ``refused``, in the same tick; at most one boot.
 
     Args:
         world: the world of the tick, with the rows and back-offs as they are after the refusal.
@@ -52,91 +57,68 @@ def fallback(world: World, policy: FleetPolicy, now: float, refused: Boot) -> Pl
         now: seconds since the epoch.
         refused: a boot that surely made nothing.
     """
-    draft = Draft(world, policy, now, [])
+    draft = PlanBuilder(world, policy, now)
     pool = next((pool for pool in policy.pools if pool.name == refused.pool), None)
     if pool is None:
         return Plan()
     group = next(iter(grouped([refused.item])), None) if refused.item is not None else None
-    refusal = purchase.boot(draft, pool, group, f"{refused.reason}; {refused.offer} cannot be had", refused.cause)
+    reason = f"{refused.reason}; {refused.offer} cannot be had"
+    refusal = purchase.boot(draft, pool, group, reason, refused.cause)
     if refusal is not None and not draft.waits:
         draft.wait(f"pool {pool.name}", refusal.kind, refusal.text)
-    return Plan(tuple(draft.actions), tuple(draft.waits))
+    return draft.finish()
 
 
-def _scaled(draft: Draft) -> list[Action]:
-    """Boots, drains and cancelled drains of all pools."""
-    old = {pool.name: drift.dated(draft, pool) for pool in draft.policy.pools}
-    ready = scale_up.grow(draft, old)
-    if scale_up.youth(draft) is not None:
-        return draft.actions
-    for pool in draft.policy.pools:
-        view = draft.world.providers.get(pool.provider)
-        if view is not None and view.instances is not None:
-            drift.replace_dated(draft, pool, old[pool.name], ready)
-            scale_down.close_idle(draft, pool, old[pool.name], ready)
-    return draft.actions
+def _report_blind_spots(draft: PlanBuilder) -> None:
+    """Record what this plan concludes and changes nothing about."""
+    world = draft.world
+    for name, view in sorted(world.providers.items()):
+        if view.instances is None and not view.is_resting:
+            why = f"nothing is concluded or changed there: {view.problem}"
+            draft.wait(f"provider {name}", WaitKind.BLIND_PROVIDER, why)
+    _report_unconfigured_rows(draft)
+    if (warning := amnesia_warning(world, draft.policy)) is not None:
+        draft.waits.append(warning)
+    if world.nodes is None:
+        draft.wait("fleet", WaitKind.NO_GATEWAY, "nothing is scaled: the gateway cannot be asked")
 
 
-def outside(world: World, policy: FleetPolicy) -> list[Wait]:
-    """Rows whose pool or provider is not in the settings any more: their instances run, and cost, without an end."""
-    pools = {pool.name for pool in policy.pools}
-    waits: list[Wait] = []
-    for intent in world.intents:
-        if intent.provider not in world.providers:
-            waits.append(
-                Wait(
-                    intent.name,
-                    WaitKind.UNKNOWN_PROVIDER,
-                    f"provider {intent.provider} is not in the settings",
-                )
-            )
+def _report_unconfigured_rows(draft: PlanBuilder) -> None:
+    """Record rows whose pool or provider is not in the settings: their instances run, and cost, without an end."""
+    pools = {pool.name for pool in draft.policy.pools}
+    for intent in draft.world.intents:
+        if intent.provider not in draft.world.providers:
+            why = f"its provider {intent.provider} is not in the settings, so it is left alone"
+            draft.wait(intent.name, WaitKind.UNKNOWN_PROVIDER, why)
         elif intent.pool not in pools:
-            why = f"its pool {intent.pool} is not in the settings; it is not scaled, and runs on until that is there"
-            waits.append(Wait(intent.name, WaitKind.UNKNOWN_POOL, f"{why} again (max = 0 lets it go once it is idle)"))
-    return waits
+            why = f"its pool {intent.pool} is not in the settings, so it runs on"
+            draft.wait(intent.name, WaitKind.UNKNOWN_POOL, f"{why}; a pool with max = 0 lets it go once it is idle")
 
 
-def _blind_spots(world: World, policy: FleetPolicy) -> list[Wait]:
-    """What this plan says nothing about."""
-    blind = [
-        Wait(f"provider {name}", WaitKind.BLIND_PROVIDER, f"nothing is concluded or changed there: {view.problem}")
-        for name, view in sorted(world.providers.items())
-        if view.instances is None and not view.is_resting
-    ]
-    return [*blind, *outside(world, policy)]
-
-
-def _retries(world: World, policy: FleetPolicy, now: float, waits: list[Wait]) -> list[Action]:
-    """Creates that were written down and have no known outcome yet."""
-    actions: list[Action] = []
-    pools = {pool.name for pool in policy.pools}
-    for intent in world.intents:
+def _repeat_creates(draft: PlanBuilder) -> None:
+    """Send creates that were written down and have no known outcome yet."""
+    pools = {pool.name for pool in draft.policy.pools}
+    for intent in draft.world.intents:
         if intent.state not in (S.PLANNED, S.CALLING) or intent.pool not in pools:
             continue
-        view = world.providers.get(intent.provider)
-        if view is None or view.instances is None:
-            continue
-        if now < intent.next_try_at:
-            waits.append(
-                Wait(intent.name, WaitKind.RETRY_LATER, f"its create is repeated in {intent.next_try_at - now:.0f} s")
-            )
-        elif intent.attempts and not view.caps.unique_names and not world.clock_settled:
-            waits.append(
-                Wait(
-                    intent.name,
-                    WaitKind.CLOCK_JUMP,
-                    "the clock jumped; its create may still come through",
-                )
-            )
-        elif intent.attempts and not view.caps.unique_names and intent.sighting not in world.missing_before:
-            waits.append(
-                Wait(
-                    intent.name,
-                    WaitKind.SECOND_LISTING,
-                    "a second listing has to lack it",
-                )
-            )
-        else:
-            again = "its outcome is unknown, and the same name cannot make a second" if intent.attempts else "planned"
-            actions.append(Retry(intent.operation_id, again))
-    return actions
+        if intent.provider in draft.world.listed:
+            if (wait := _wait_to_create(draft, intent)) is not None:
+                draft.waits.append(wait)
+            else:
+                reason = "the outcome of its last create is not known" if intent.attempts else "planned"
+                draft.actions.append(Retry(intent.operation_id, reason))
+
+
+def _wait_to_create(draft: PlanBuilder, intent: Intent) -> Wait | None:
+    if draft.now < intent.next_try_at:
+        why = f"its create is sent again in {intent.next_try_at - draft.now:.0f} s"
+        return Wait(intent.name, WaitKind.RETRY_LATER, why)
+    if not intent.attempts or draft.world.providers[intent.provider].caps.unique_names:
+        return None
+    if not draft.world.clock_settled:
+        why = "the clock has just jumped, and its first create may still come through"
+        return Wait(intent.name, WaitKind.CLOCK_JUMP, why)
+    if intent.sighting not in draft.world.missing_before:
+        why = "a second listing must show that the first create came to nothing"
+        return Wait(intent.name, WaitKind.SECOND_LISTING, why)
+    return None

@@ -1,6 +1,6 @@
 """What the operator asks for: pools, their limits and the rules that they share.  All money is in euro, net."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -9,12 +9,15 @@ from typing import Final
 
 from gateway.wire.nodes import NodeRole
 from gateway.wire.resources import Shape
+from providers.base import Caps
 
 EVERY_DAY: Final = frozenset(range(7))
 DAY_MINUTES: Final = 24 * 60
+GPU_RUNTIME: Final = "docker"
+"""The one that hands GPUs on to sandboxes."""
 
 
-class Order(StrEnum):
+class OfferOrder(StrEnum):
     """In which order the offers of a pool are tried."""
 
     LISTED = "listed"  # as they stand in the settings
@@ -46,7 +49,7 @@ class WarmFloor:
     """First minute after it; below ``start`` the window runs over midnight."""
 
     def holds(self, now: float) -> bool:
-        """Whether the floor applies at this moment."""
+        """Return whether the floor applies at a moment."""
         at = datetime.fromtimestamp(now, UTC)
         minute, day = at.hour * 60 + at.minute, at.weekday()
         if self.start <= self.end:
@@ -67,7 +70,7 @@ class PoolPolicy:
     max: int
     offers: tuple[OfferKey, ...] = ()
     """What may be bought; empty for all that the provider sells, the cheapest first."""
-    order: Order = Order.LISTED
+    order: OfferOrder = OfferOrder.LISTED
     gpus: int = 0
     """GPUs that each of its nodes must have; offers with fewer are left out."""
     max_price: Decimal | None = None
@@ -153,7 +156,34 @@ class FleetPolicy:
     young_seconds: float = 0.0
     """Demand that is all younger than this waits, so that a burst becomes one decision."""
     orphan_seconds: float = 900.0
-    """An instance that no row knows is deleted once it is older than this, by the provider's clock."""
+    """An instance without a row is deleted once it is older than this, by the provider's clock."""
     silent_seconds: float = 1800.0
-    """A lost node is stopped once its last heartbeat is older than this."""
+    """The instance of a lost node is deleted once the last heartbeat is older than this."""
     delete_retry_seconds: float = 60.0
+
+
+def misfits(pools: Iterable[PoolPolicy], caps: Mapping[str, Caps]) -> list[str]:
+    """Return a sentence for each pool that could never work, so that nothing is started.
+
+    Args:
+        pools: as the settings have them.
+        caps: what each provider can do; one that is left out is not judged.
+    """
+    return [f"pool {pool.name}: {problem}" for pool in pools if (problem := _misfit(pool, caps.get(pool.provider)))]
+
+
+def _misfit(pool: PoolPolicy, caps: Caps | None) -> str | None:
+    if not pool.wants_gpus:
+        return None
+    gpus = f"gpus = {pool.gpus}" if pool.gpus else f"gpus = {max(f.shape.gpus for f in pool.warm)} in its warm room"
+    if caps is not None and not caps.has_gpu:
+        return (
+            f"it wants GPUs ({gpus}), and provider {pool.provider} has none; name a provider that has, turn "
+            "them on in that provider's own settings where it has a key for it, or take the GPUs out of the pool"
+        )
+    if GPU_RUNTIME not in pool.runtimes:
+        return (
+            f"it wants GPUs ({gpus}), and of its runtimes none hands them on; add {GPU_RUNTIME} to them, "
+            "or take the GPUs out of the pool"
+        )
+    return None

@@ -8,17 +8,19 @@ from decimal import Decimal
 from typing import Final
 
 from autoscaler.core import backoff
-from autoscaler.core.model import Boot, PoolPolicy, Refusal, RefusalKind, Waiting
-from autoscaler.core.offers import Ware, unsold
+from autoscaler.core.actions import Boot, BootRefusal, RefusalKind
+from autoscaler.core.offers import PoolOffer, missing_offers
 from autoscaler.core.packing import Bin, Group, fits
-from autoscaler.core.plan_builder import Draft
+from autoscaler.core.plan_builder import PlanBuilder
+from autoscaler.core.pools import PoolPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import DemandItem
 
-K = RefusalKind
+R = RefusalKind
 NOTHING: Final = Decimal(0)
 
 
-def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: str = "") -> Refusal | None:
+def boot(draft: PlanBuilder, pool: PoolPolicy, group: Group | None, why: str, cause: str = "") -> BootRefusal | None:
     """Add a boot of the first offer that may be bought and fits ``group`` to the plan.
 
     Args:
@@ -31,63 +33,65 @@ def boot(draft: Draft, pool: PoolPolicy, group: Group | None, why: str, cause: s
     Returns:
         ``None`` if there is a boot, else why there is none.
     """
-    reason = why.format(words(group.item)) if group is not None else why
+    reason = why.format(describe_item(group.item)) if group is not None else why
     refusal = pool_refusal(draft, pool)
     if refusal is None:
-        refusal = _nothing_fits(draft, pool)
-        for ware in draft.wares(pool):
-            if group is not None and not suits(draft, pool, ware, group):
+        refusal = _nothing_to_buy(draft, pool)
+        for offer in draft.offers(pool):
+            if group is not None and not suits(draft, pool, offer, group):
                 continue
-            refusal = offer_refusal(draft, pool, ware)
+            refusal = offer_refusal(draft, pool, offer)
             if refusal is None:
-                _order(draft, pool, ware, group, reason, cause)
+                _order(draft, pool, offer, reason, cause, group.item if group is not None else None)
                 return None
     if group is None:
         draft.wait(f"pool {pool.name}", refusal.kind, f"{reason}, but {refusal.text}")
     return refusal
 
 
-def _order(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group | None, reason: str, cause: str) -> None:
+def _order(
+    draft: PlanBuilder, pool: PoolPolicy, offer: PoolOffer, reason: str, cause: str, item: DemandItem | None
+) -> None:
     bundle = draft.world.bundle if pool.installs else ""
     draft.actions.append(
         Boot(
             pool.name,
             pool.provider,
-            ware.key,
+            offer.key,
             pool.start_seconds,
             reason,
-            price=ware.price,
-            item=group.item if group is not None else None,
+            price=offer.price,
+            item=item,
             cause=cause,
             spec=f"{pool.spec}-{bundle}" if pool.spec and bundle else pool.spec,
         )
     )
-    draft.booted.append((pool, ware, Bin(pool.name, ware.gives, pool.runtimes, pool.isolations, pool.name)))
+    draft.booted.append((pool, offer, Bin(pool.name, offer.room, pool.runtimes, pool.isolations, pool.name)))
 
 
-def suits(draft: Draft, pool: PoolPolicy, ware: Ware, group: Group) -> bool:
+def suits(draft: PlanBuilder, pool: PoolPolicy, offer: PoolOffer, group: Group) -> bool:
     """Return whether a node of this offer has room for one of ``group``, and can run it."""
     item, (runtimes, isolations) = group.item, draft.engines(pool)
     return (
-        fits(group.need, ware.gives)
+        fits(group.need, offer.room)
         and item.isolation in isolations
         and (item.runtime is None or item.runtime in runtimes)
         and item.pool in (None, pool.name)
     )
 
 
-def may_grow(draft: Draft, pool: PoolPolicy) -> bool:
+def may_grow(draft: PlanBuilder, pool: PoolPolicy) -> bool:
     """Return whether a pool may boot now or soon, so that what is wanted need not go elsewhere."""
     refusal = pool_refusal(draft, pool)
     if refusal is not None:
-        return refusal.kind.is_brief or refusal.kind is K.POOL_FULL
-    return any(offer_refusal(draft, pool, ware) is None for ware in draft.wares(pool))
+        return refusal.kind.is_brief or refusal.kind is R.POOL_FULL
+    return any(offer_refusal(draft, pool, offer) is None for offer in draft.offers(pool))
 
 
 # -- limits of a pool -------------------------------------------------------------------------------------------------
 
 
-def pool_refusal(draft: Draft, pool: PoolPolicy) -> Refusal | None:
+def pool_refusal(draft: PlanBuilder, pool: PoolPolicy) -> BootRefusal | None:
     """Return why a pool may have no more instances now, or ``None`` if it may."""
     if pool.name not in draft.refusals:
         refusal = _pool_refusal(draft, pool)
@@ -97,29 +101,29 @@ def pool_refusal(draft: Draft, pool: PoolPolicy) -> Refusal | None:
     return draft.refusals[pool.name]
 
 
-def _pool_refusal(draft: Draft, pool: PoolPolicy) -> Refusal | None:
+def _pool_refusal(draft: PlanBuilder, pool: PoolPolicy) -> BootRefusal | None:
     view = draft.world.providers.get(pool.provider)
     if view is None or view.instances is None:
         if view is not None and view.is_resting:
-            return Refusal(K.RESTING, f"provider {pool.provider} rests: {view.problem}")
-        return Refusal(K.BLIND, f"provider {pool.provider} cannot be listed")
-    if pool.name in draft.failed:
-        return Refusal(K.FAILED_BOOT, "an instance of it has just failed to become a node")
+            return BootRefusal(R.RESTING, f"provider {pool.provider} rests: {view.problem}")
+        return BootRefusal(R.BLIND, f"provider {pool.provider} cannot be listed")
+    if pool.name in draft.failing:
+        return BootRefusal(R.FAILED_BOOT, "an instance of it has just failed to become a node")
     rows = len(draft.rows(pool)) + draft.booting(pool)
     if rows >= pool.max:
-        return Refusal(K.POOL_FULL, f"the pool has {rows} of at most {pool.max} instances")
+        return BootRefusal(R.POOL_FULL, f"the pool has {rows} of at most {pool.max} instances")
     fleet = len(draft.world.intents) + len(draft.booted)
     if draft.policy.max is not None and fleet >= draft.policy.max:
-        return Refusal(K.FLEET_FULL, f"the fleet has {fleet} of at most {draft.policy.max} instances")
+        return BootRefusal(R.FLEET_FULL, f"the fleet has {fleet} of at most {draft.policy.max} instances")
     if len(draft.booted) >= draft.policy.creates_per_tick:
-        return Refusal(K.TICK_FULL, f"a tick boots at most {draft.policy.creates_per_tick}")
+        return BootRefusal(R.TICK_FULL, f"a tick boots at most {draft.policy.creates_per_tick}")
     in_flight, most = draft.starting(pool), _most_in_flight(draft, pool)
     if in_flight >= most:
-        return Refusal(K.IN_FLIGHT, f"{in_flight} of at most {most} at once are on their way")
+        return BootRefusal(R.IN_FLIGHT, f"{in_flight} of at most {most} at once are on their way")
     return None
 
 
-def _most_in_flight(draft: Draft, pool: PoolPolicy) -> int:
+def _most_in_flight(draft: PlanBuilder, pool: PoolPolicy) -> int:
     """At most doubling what works; one probe after a boot that failed."""
     failing = draft.world.backoffs.get(backoff.pool_key(pool.name))
     if failing is not None and draft.now - failing.failed_at < backoff.FORGET_SECONDS:
@@ -130,51 +134,46 @@ def _most_in_flight(draft: Draft, pool: PoolPolicy) -> int:
 # -- limits of an offer -----------------------------------------------------------------------------------------------
 
 
-def offer_refusal(draft: Draft, pool: PoolPolicy, ware: Ware) -> Refusal | None:
+def offer_refusal(draft: PlanBuilder, pool: PoolPolicy, offer: PoolOffer) -> BootRefusal | None:
     """Return why this offer may not be bought for this pool now, or ``None`` if it may."""
-    for key in backoff.keys(pool.provider, pool.name, ware.key):
-        held = draft.world.backoffs.get(key)
-        if held is not None and draft.now < held.until:
-            return Refusal(K.BACKOFF, f"{key} is held back for {held.until - draft.now:.0f} s: {held.reason}")
-    if not ware.offer.available:
-        return Refusal(K.UNAVAILABLE, f"{ware.key} is not available")
-    if (text := next(_over_caps(draft, pool, ware), None)) is not None:
-        return Refusal(K.PRICE, text)
+    for key in backoff.keys(pool.provider, pool.name, offer.key):
+        if (held := draft.world.held_back(key, draft.now)) is not None:
+            return BootRefusal(R.BACKOFF, f"{key} is held back for {held.until - draft.now:.0f} s: {held.reason}")
+    if not offer.offer.available:
+        return BootRefusal(R.UNAVAILABLE, f"{offer.key} is not available")
+    if (text := next(_broken_caps(draft, pool, offer), None)) is not None:
+        return BootRefusal(R.PRICE, text)
     return None
 
 
-def _nothing_fits(draft: Draft, pool: PoolPolicy) -> Refusal:
+def _nothing_to_buy(draft: PlanBuilder, pool: PoolPolicy) -> BootRefusal:
     view = draft.world.providers.get(pool.provider)
-    if missing := unsold(pool, view.offers if view else ()):
-        return Refusal(K.UNSOLD, missing)
-    if draft.wares(pool):
-        return Refusal(K.UNFIT, "none of its offers fits")
+    if missing := missing_offers(pool, view.offers if view is not None else ()):
+        return BootRefusal(R.UNSOLD, missing)
+    if draft.offers(pool):
+        return BootRefusal(R.UNFIT, "none of its offers fits")
     if pool.gpus:
-        return Refusal(K.UNSOLD, f"nothing that it may buy is sold with {pool.gpus} GPUs")
-    return Refusal(K.UNSOLD, f"{pool.provider} will not sell its offers much longer")
+        return BootRefusal(R.UNSOLD, f"nothing that it may buy is sold with {pool.gpus} GPUs")
+    return BootRefusal(R.UNSOLD, f"{pool.provider} will not sell its offers much longer")
 
 
-def _over_caps(draft: Draft, pool: PoolPolicy, ware: Ware) -> Iterator[str]:
+def _broken_caps(draft: PlanBuilder, pool: PoolPolicy, offer: PoolOffer) -> Iterator[str]:
     """Yield a sentence for each price cap that one more of this offer would break."""
     fleet = draft.policy
     caps = (pool.max_price, pool.max_hourly, pool.max_monthly, fleet.max_hourly, fleet.max_monthly)
     if all(cap is None for cap in caps):
         return
-    if ware.price is None:
-        yield f"{ware.key} has no known price, and a price cap is set"
+    if offer.price is None:
+        yield f"{offer.key} has no known price, and a price cap is set"
         return
-    if pool.max_price is not None and ware.price > pool.max_price:
-        yield f"{ware.key} costs {ware.price} €/h, more than {pool.max_price}"
-    own = sum((bought.price or NOTHING for booted, bought, _ in draft.booted if booted is pool), ware.price)
-    every = sum((bought.price or NOTHING for _, bought, _ in draft.booted), ware.price)
-    spent = draft.world.spent
-    pool_bill, fleet_bill = draft.bill(pool), draft.bill(None)
-    yield from _over(
-        f"pool {pool.name}", pool_bill, own, (pool.max_hourly, pool.max_monthly), spent.get(pool.name, NOTHING)
-    )
-    yield from _over(
-        "the fleet", fleet_bill, every, (fleet.max_hourly, fleet.max_monthly), sum(spent.values(), NOTHING)
-    )
+    if pool.max_price is not None and offer.price > pool.max_price:
+        yield f"{offer.key} costs {offer.price} €/h, more than {pool.max_price}"
+    own = sum((bought.price or NOTHING for booted, bought, _ in draft.booted if booted is pool), offer.price)
+    every = sum((bought.price or NOTHING for _, bought, _ in draft.booted), offer.price)
+    spent = draft.world.spent.get(pool.name, NOTHING)
+    yield from _over(f"pool {pool.name}", draft.bill(pool), own, (pool.max_hourly, pool.max_monthly), spent)
+    spent = sum(draft.world.spent.values(), NOTHING)
+    yield from _over("the fleet", draft.bill(None), every, (fleet.max_hourly, fleet.max_monthly), spent)
 
 
 def _over(
@@ -184,7 +183,7 @@ def _over(
     caps: tuple[Decimal | None, Decimal | None],
     spent: Decimal,
 ) -> Iterator[str]:
-    """Yield what the hourly and the monthly cap say to ``more`` euro an hour beside what runs."""
+    """Yield how ``more`` euro an hour beside what runs would break the hourly and the monthly cap."""
     (running, so_far), (hourly, monthly) = bill, caps
     if hourly is None and monthly is None:
         return
@@ -199,8 +198,8 @@ def _over(
         yield f"{whose} could cost {by_then} € this month, more than {monthly}"
 
 
-def words(item: Waiting) -> str:
-    """Return a shape in words for people."""
+def describe_item(item: DemandItem) -> str:
+    """Return a shape in words."""
     shape = item.shape
     gpus = f", {shape.gpus} gpus" if shape.gpus else ""
     runtime = f" on {item.runtime}" if item.runtime else ""

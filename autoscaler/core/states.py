@@ -16,7 +16,7 @@ class IntentState(StrEnum):
     CALLING = "calling"  # a create was or may have been sent; only the provider knows what came of it
     BOOTING = "booting"  # the provider has an instance
     READY = "ready"  # its node has registered
-    DRAINING = "draining"  # its node is to take nothing new, so that it can be stopped
+    DRAINING = "draining"  # its node is to take nothing new, so that it can be deleted
     ABANDONED = "abandoned"  # past its deadline without an instance: never called again, deleted if it turns up
     LOST = "lost"  # the instance or its node is gone without having been asked to
     DELETING = "deleting"  # a delete was or may have been sent
@@ -38,14 +38,7 @@ TRANSITIONS: Final[Mapping[IntentState, frozenset[IntentState]]] = {
     S.GONE: frozenset(),
 }
 
-STARTING: Final = frozenset({S.PLANNED, S.CALLING, S.BOOTING})
-"""Not yet a node."""
-
-KEPT: Final = STARTING | {S.READY}
-"""Meant to go on: what a pool's minimum counts."""
-
-
-GIVING_UP: Final[Mapping[IntentState, tuple[IntentState, ...]]] = {
+TEARDOWN: Final[Mapping[IntentState, tuple[IntentState, ...]]] = {
     S.PLANNED: (S.GONE,),
     S.CALLING: (S.ABANDONED, S.DELETING),
     S.BOOTING: (S.DELETING,),
@@ -56,19 +49,28 @@ GIVING_UP: Final[Mapping[IntentState, tuple[IntentState, ...]]] = {
     S.DELETING: (),
     S.GONE: (),
 }
-"""The steps from each state until a delete may be sent, when the whole fleet is given up."""
+"""The steps from each state until a delete may be sent, when the whole fleet is torn down."""
+
+STARTING: Final = frozenset({S.PLANNED, S.CALLING, S.BOOTING})
+"""Not yet a node."""
+WITH_NODE: Final = frozenset({S.READY, S.DRAINING})
+"""Its node has registered, and is meant to be there."""
+WITH_INSTANCE: Final = WITH_NODE | {S.BOOTING}
+"""Its instance is meant to be listed."""
+KEPT: Final = STARTING | {S.READY}
+"""Meant to go on: what a pool's minimum counts."""
 
 
-class IllegalTransitionError(Exception):
+class IntentTransitionError(Exception):
     """A change of state that the table does not hold: a bug in the caller."""
 
 
 def next_state(current: IntentState, wanted: IntentState) -> IntentState:
-    """``wanted`` if the table allows it after ``current``.
+    """Return ``wanted`` if the table allows it after ``current``.
 
     Raises:
-        IllegalTransitionError: the table does not hold that change.
+        IntentTransitionError: The table does not hold that change.
     """
     if wanted not in TRANSITIONS[current]:
-        raise IllegalTransitionError(f"intent: {current} -> {wanted} is not in the table")
+        raise IntentTransitionError(f"intent: {current} -> {wanted} is not in the table")
     return wanted

@@ -9,21 +9,10 @@ from sqlalchemy import Engine, delete, tuple_
 from sqlmodel import Session, col, select
 
 from autoscaler.core import backoff, cost
-from autoscaler.core.findings import extended, moved, started
-from autoscaler.core.model import (
-    Adopt,
-    BackOff,
-    BackOffKey,
-    BackOffKind,
-    Extended,
-    Finding,
-    Intent,
-    Learn,
-    LessonKey,
-    Move,
-    Started,
-)
+from autoscaler.core.actions import Adopt, BootExtended, BootStarted, Finding, Learn, Move
+from autoscaler.core.findings import changed
 from autoscaler.core.states import IntentState, next_state
+from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, Intent, LearnedKey
 from autoscaler.store.db import open_copy, open_engine
 from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
 from gateway.wire.resources import Shape
@@ -137,22 +126,11 @@ class Journal:
         with Session(self._engine) as session, session.begin():
             for finding in findings:
                 match finding:
-                    case Move():
+                    case Move() | BootStarted() | BootExtended():
                         row = _row(session, finding.operation_id)
                         before = _intent(row)
-                        next_state(before.state, finding.to)
-                        _change(session, row, before, moved(before, finding, now), now)
-                        session.add(_event(now, before.name, finding.to, finding.reason))
-                    case Started():
-                        row = _row(session, finding.operation_id)
-                        before = _intent(row)
-                        _store(session, row, started(before, finding, now))
-                        session.add(_event(now, before.name, "running", finding.reason))
-                    case Extended():
-                        row = _row(session, finding.operation_id)
-                        before = _intent(row)
-                        _store(session, row, extended(before, finding, now))
-                        session.add(_event(now, before.name, "extended", finding.reason))
+                        _change(session, row, before, changed(before, finding, now), now)
+                        session.add(_event(now, before.name, finding.event, finding.reason))
                     case Adopt():
                         session.merge(_stored(finding.intent))
                         session.add(_event(now, finding.intent.name, "adopted", finding.reason))
@@ -173,7 +151,7 @@ class Journal:
         """Stores a back-off in place of the one under its key."""
         with Session(self._engine) as session, session.begin():
             session.merge(BackOffRow(**asdict(held.key), **{k: v for k, v in vars(held).items() if k != "key"}))
-            session.add(_event(held.failed_at, str(held.key), "backoff", backoff.words(held)))
+            session.add(_event(held.failed_at, str(held.key), "backoff", backoff.describe(held)))
 
     def release(self, keys: Sequence[BackOffKey]) -> None:
         """Forgets the back-offs under these keys."""
@@ -181,7 +159,7 @@ class Journal:
         with Session(self._engine) as session, session.begin():
             session.exec(delete(BackOffRow).where(key.in_([astuple(each) for each in keys])))
 
-    def learned(self) -> dict[LessonKey, Shape]:
+    def learned(self) -> dict[LearnedKey, Shape]:
         """What nodes really had, by pool, type and spec; of each pool and type the last spec only."""
         with Session(self._engine) as session, session.begin():
             rows = session.exec(select(LearnedRow))

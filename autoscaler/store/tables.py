@@ -1,4 +1,4 @@
-"""Rows.  They validate nothing and leave this package only as the values of `autoscaler.core.model`."""
+"""Rows.  They validate nothing and leave this package only as the values of `autoscaler.core.world`."""
 
 from sqlalchemy import MetaData
 from sqlmodel import Field, SQLModel
@@ -11,7 +11,7 @@ class Row(SQLModel):
 
 
 class IntentRow(Row, table=True):
-    """See `autoscaler.core.model.Intent`."""
+    """See `autoscaler.core.world.Intent`."""
 
     __tablename__ = "intent"
 
@@ -52,7 +52,7 @@ class EventRow(Row, table=True):
 
 
 class BackOffRow(Row, table=True):
-    """See `autoscaler.core.model.BackOff`."""
+    """See `autoscaler.core.world.BackOff`."""
 
     __tablename__ = "backoff"
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from autoscaler.core import naming
-from autoscaler.core.model import FleetPolicy, Intent, Node, OfferKey, PoolPolicy, ProviderView, Waiting, World
 from autoscaler.core.plan import plan
+from autoscaler.core.pools import FleetPolicy, OfferKey, PoolPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import DemandItem, Intent, NodeView, ProviderView, World
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Billing, Caps, Instance, Offer, Phase, Resources
@@ -107,11 +108,11 @@ def _row(operation: str, pool: str, name: str, offer: Offer) -> Intent:
     )
 
 
-def _node(operation: str, pool: str, name: str, offer: Offer, chance: random.Random) -> Node:
+def _node(operation: str, pool: str, name: str, offer: Offer, chance: random.Random) -> NodeView:
     has, free = offer.resources, chance.choice((0.0, 0.0, 0.1, 0.3, 1.0))
     total = Shape(cpus=has.cpus, memory_mb=has.memory_mb, disk_mb=has.disk_mb, slots=250)
     taken = Shape(cpus=has.cpus * (1 - free), memory_mb=int(has.memory_mb * (1 - free)), slots=int(250 * (1 - free)))
-    return Node(
+    return NodeView(
         id=f"node-{operation}",
         instance=name,
         pool=pool,
@@ -126,11 +127,11 @@ def _node(operation: str, pool: str, name: str, offer: Offer, chance: random.Ran
     )
 
 
-def _item(chance: random.Random, *, distinct: bool) -> Waiting:
+def _item(chance: random.Random, *, distinct: bool) -> DemandItem:
     cpus, memory = chance.choice(SHAPES)
     if distinct:
         cpus, memory = chance.randint(1, 400) / 100, chance.randint(256, 8000)
-    return Waiting(Shape(cpus=cpus, memory_mb=memory, disk_mb=2048, slots=1), since=NOW - 60)
+    return DemandItem(Shape(cpus=cpus, memory_mb=memory, disk_mb=2048, slots=1), since=NOW - 60)
 
 
 def scattered(nodes: int, waiting: int) -> World:

@@ -16,7 +16,7 @@ import autoscaler.main
 import providers.hetzner.provider
 import sandboxes
 from autoscaler import user_data
-from autoscaler.core.model import FleetPolicy
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.settings import AutoscalerSettings
 from providers.ucloud.provider import UCloudProvider
 

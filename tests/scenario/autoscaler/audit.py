@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import OperationalError
 
-from autoscaler.core.model import FleetPolicy, Intent, Move
+from autoscaler.core.actions import Move
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import Intent
 from autoscaler.reconcile import Report
 from gateway.wire.states import NodeState
 from providers.base import POOL_LABEL, Create, Deleted, Instance, Ref

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy.exc import OperationalError
 
 from autoscaler.clock import Clock, ClockGuard
-from autoscaler.core.model import FleetPolicy, PoolPolicy
+from autoscaler.core.pools import FleetPolicy, PoolPolicy
 from autoscaler.executor import Executor, Preparation
 from autoscaler.instances import Chances
 from autoscaler.observe import Observer, Pace

@@ -4,7 +4,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
-from autoscaler.core.model import FleetPolicy, OfferKey, Order
+from autoscaler.core.pools import FleetPolicy, OfferKey, OfferOrder
 from gateway.wire.resources import Shape
 from providers.base import Billing, Offer, Resources
 from providers.testing.fake import CAPS
@@ -44,7 +44,7 @@ POOLS = (
         max_monthly=Decimal("0.05"), max_in_flight=3, **TIMES,
     ),
     pool(name="far", provider="north", max=2, offers=(HERE, THERE), **TIMES),
-    pool(name="more", provider="west", min=1, max=2, offers=(THERE, HERE), order=Order.PRICE, **TIMES),
+    pool(name="more", provider="west", min=1, max=2, offers=(THERE, HERE), order=OfferOrder.PRICE, **TIMES),
     pool(name="gpu", provider="north", max=1, offers=(GPUS,), **TIMES),
     pool(name="build", provider="east", role="builder", max=1, offers=(HERE,), **TIMES),
 )  # fmt: skip

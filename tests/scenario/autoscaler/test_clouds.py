@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core import naming
-from autoscaler.core.model import OfferKey
+from autoscaler.core.pools import OfferKey
 from autoscaler.observe import Observer, Pace
 from providers.base import Applied, Create, ErrorKind, Scope
 from tests.scenario.autoscaler.fleet import Fleet, pool

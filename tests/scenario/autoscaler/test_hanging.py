@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler import teardown
 from autoscaler.clock import Clock
-from autoscaler.core.model import OfferKey
+from autoscaler.core.pools import OfferKey
 from autoscaler.lanes import Threads, Turn
 from autoscaler.observe import Observer, Pace
 from gateway.client import GatewayClient

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core.model import Wait, WaitKind
+from autoscaler.core.actions import Wait, WaitKind
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Applied, ErrorKind, Scope

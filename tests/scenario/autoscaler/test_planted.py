@@ -11,8 +11,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from autoscaler.clock import ClockGuard
-from autoscaler.core import deletion, findings, lookup, naming, plan, purchase
-from autoscaler.core.model import FleetPolicy, Intent, Node, Refusal, RefusalKind, Stop, World
+from autoscaler.core import deletion, findings, naming, plan, purchase
+from autoscaler.core.actions import BootRefusal, RefusalKind, Stop, Wait, WaitKind
+from autoscaler.core.plan_builder import PlanBuilder
+from autoscaler.core.pools import FleetPolicy
+from autoscaler.core.world import Intent, NodeView, World
 from autoscaler.executor import Executor
 from autoscaler.instances import Creator
 from autoscaler.reconcile import Reconciler
@@ -65,7 +68,7 @@ POLICIES: dict[str, tuple[set[int], Mutation]] = {
 
 
 def never_looks_again(patch: pytest.MonkeyPatch) -> None:
-    def drained(intent: Intent, _node: Node) -> Stop:
+    def drained(intent: Intent, _node: NodeView) -> Stop:
         return Stop(intent.operation_id, "it was closed")
 
     patch.setattr(deletion, "_drained", drained)
@@ -97,7 +100,7 @@ def a_failed_listing_is_an_empty_one(patch: pytest.MonkeyPatch) -> None:
 def planned_rows_do_not_count(patch: pytest.MonkeyPatch) -> None:
     real = purchase._pool_refusal
 
-    def refusal(draft: Any, pool: Any) -> Refusal | None:
+    def refusal(draft: Any, pool: Any) -> BootRefusal | None:
         found = real(draft, pool)
         return None if found is not None and found.kind in (RefusalKind.POOL_FULL, RefusalKind.FLEET_FULL) else found
 
@@ -110,11 +113,12 @@ def demand_is_never_met(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_silent_node_is_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
-    def stop(intent: Intent, node: Node | None, *_rest: object) -> Stop | None:
+    def stop(draft: PlanBuilder, intent: Intent) -> Stop | None:
+        node = draft.world.node_of(intent)
         is_silent = node is not None and node.state in ("unreachable", "lost") and intent.node_id
         return Stop(intent.operation_id, "it is silent") if is_silent else None
 
-    patch.setattr(deletion, "_stop", stop)
+    patch.setattr(deletion, "_verdict", stop)
 
 
 def the_clock_is_always_right(patch: pytest.MonkeyPatch) -> None:
@@ -157,24 +161,20 @@ def orders_are_never_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_look_before_an_order_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    real = plan._retries
+    real = plan._wait_to_create
 
-    def retries(world: World, *rest: Any) -> object:
-        return real(replace(world, missing_before=frozenset(i.sighting for i in world.intents)), *rest)
+    def wait(draft: PlanBuilder, intent: Intent) -> Wait | None:
+        found = real(draft, intent)
+        return None if found is not None and found.kind is WaitKind.SECOND_LISTING else found
 
-    patch.setattr(plan, "_retries", retries)
+    patch.setattr(plan, "_wait_to_create", wait)
 
 
 # -- older orders -----------------------------------------------------------------------------------------------------
 
 
 def a_node_is_known_by_its_name(patch: pytest.MonkeyPatch) -> None:
-    def node_of(intent: Intent, nodes: Any) -> Node | None:
-        found: Node | None = nodes.get(intent.name)
-        return found
-
-    for module in (lookup, findings, deletion):
-        patch.setattr(module, "node_of", node_of)
+    patch.setattr(World, "node_of", lambda world, intent: world.nodes_by_instance.get(intent.name))
 
 
 def tokens_are_bound_to_a_name_only(patch: pytest.MonkeyPatch) -> None:

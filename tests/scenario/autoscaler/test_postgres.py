@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from autoscaler import lock
-from autoscaler.core.model import Intent
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import Intent
 from autoscaler.store.db import open_engine
 from autoscaler.store.journal import Journal
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core.model import OfferKey, PoolPolicy
+from autoscaler.core.pools import OfferKey, PoolPolicy
 from providers.base import DEPLOYMENT_LABEL, NAME_LABEL, OPERATION_LABEL, ComputeProvider, Create, Instance, Phase
 from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
 from providers.ucloud.provider import UCloudProvider

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from autoscaler import lock
 from autoscaler.core import naming
-from autoscaler.core.model import FleetPolicy
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.observe import Pace
 from autoscaler.reconcile import Report
 from autoscaler.store.journal import Journal

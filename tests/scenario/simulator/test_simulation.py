@@ -9,7 +9,7 @@ import click
 import pytest
 from typer.testing import CliRunner
 
-from autoscaler.core.model import RefusalKind
+from autoscaler.core.actions import RefusalKind
 from simulator import settings
 from simulator.chart import draw
 from simulator.cli import app

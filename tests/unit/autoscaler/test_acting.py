@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core import backoff
-from autoscaler.core.model import Boot, Intent, Learn, OfferKey, Plan, Stop
+from autoscaler.core.actions import Boot, Learn, Plan, Stop
+from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import Intent
 from autoscaler.lanes import Serial, Turn
 from gateway.wire.resources import Shape
 from providers.base import (
@@ -67,7 +69,7 @@ def test_a_slow_boot_that_goes_on_becomes_a_node(tmp_path: Path) -> None:
     fleet.until(lambda: sandbox in fleet.gateway.placed)
     assert len(fleet.cloud.created) == 1
     (told,) = kinds(fleet, "extended")
-    assert told.endswith("it gets 300 s more, once; the provider's last word: copies the disk")
+    assert told.endswith("it gets 300 s more, once; the provider reports: copies the disk")
 
 
 def test_a_boot_without_end_is_given_more_time_once(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_a_boot_without_end_is_given_more_time_once(tmp_path: Path) -> None:
     fleet.until(lambda: bool(kinds(fleet, "deleting")))
     assert len(kinds(fleet, "extended")) == 1
     assert kinds(fleet, "deleting") == [
-        "it did not run within 602 s, more time included; the provider's last word: copies the disk"
+        "it did not run within 602 s, more time included; the provider reports: copies the disk"
     ]
 
 

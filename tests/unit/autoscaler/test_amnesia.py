@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from autoscaler.core.model import World
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import World
 from gateway.wire.nodes import NodeRecord
 from tests.scenario.autoscaler.fleet import Fleet, pool
 from tests.unit.autoscaler.test_policy import an_intent, moves, node_of, reasons, world

@@ -1,4 +1,4 @@
-"""Boots that are late or failed: more time once, the provider's last word, and creates that may still come through."""
+"""Boots that are late or failed: more time once, the provider reports, and creates that may still come through."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from autoscaler.core.actions import BootExtended, BootStarted, Finding, Stop
 from autoscaler.core.findings import applied, settle
-from autoscaler.core.lookup import WORDS_MOST, said
-from autoscaler.core.model import Extended, Finding, FleetPolicy, Intent, Started, Stop, World
 from autoscaler.core.plan import plan
+from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import DETAIL_LENGTH, Intent, World, last_words
 from gateway.wire.states import NodeState
 from providers.base import Phase
 from tests.unit.autoscaler.test_policy import NOW, a_pool, acts, an_intent, instance_of, node_of, reasons, world
@@ -38,11 +39,11 @@ def finds(seen: World, **rules: Any) -> tuple[Finding, ...]:
 def test_a_late_boot_that_came_nearer_gets_more_time_and_is_not_stopped() -> None:
     seen = booting(LATE, ago=100)
     (found,) = finds(seen)
-    assert found == Extended(
+    assert found == BootExtended(
         "op1",
         NOW + 300,
-        "it is late, but came a step nearer 100 s ago; it gets 300 s more, once"
-        "; the provider's last word: QUEUED: disk is copied",
+        "it is late, but made progress 100 s ago; it gets 300 s more, once"
+        "; the provider reports: QUEUED: disk is copied",
     )
     after = applied(seen, (found,), NOW)
     assert (after.intents[0].extended_at, after.intents[0].deadline) == (NOW, NOW + 300)
@@ -56,7 +57,7 @@ def test_more_time_is_given_once() -> None:
     assert finds(seen) == ()
     (stop,) = acts(seen)
     assert isinstance(stop, Stop)
-    assert stop.reason.startswith("it did not run within 300 s, more time included; the provider's last word: QUEUED")
+    assert stop.reason.startswith("it did not run within 300 s, more time included; the provider reports: QUEUED")
 
 
 @pytest.mark.parametrize(
@@ -78,14 +79,14 @@ def test_without_a_step_lately_no_time_is_given(
 def test_a_boot_in_time_gets_nothing_and_a_running_one_has_its_own_clock() -> None:
     assert finds(booting(replace(LATE, deadline=NOW), ago=1)) == ()
     (found,) = finds(booting(LATE, ago=1, phase=Phase.RUNNING))
-    assert isinstance(found, Started)
+    assert isinstance(found, BootStarted)
 
 
 def test_time_that_was_given_before_it_ran_is_not_told_of_its_registration() -> None:
     row = replace(LATE, extended_at=NOW - 700, running_at=NOW - 601, deadline=NOW - 1)
     (stop,) = acts(booting(row, ago=None, phase=Phase.RUNNING))
     assert isinstance(stop, Stop)
-    assert stop.reason.startswith("it runs, but no node came of it in 600 s; the provider's last word")
+    assert stop.reason.startswith("it ran, but its node did not register within 600 s; the provider reports")
 
 
 # -- evidence ---------------------------------------------------------------------------------------------------------
@@ -94,27 +95,25 @@ def test_time_that_was_given_before_it_ran_is_not_told_of_its_registration() -> 
 def test_the_reason_of_a_failed_boot_has_the_providers_last_word() -> None:
     (stop,) = acts(booting(LATE, ago=None))
     assert stop == Stop(
-        "op1", "it did not run within 300 s; the provider's last word: QUEUED: disk is copied", boot_failed=True
+        "op1", "it did not run within 300 s; the provider reports: QUEUED: disk is copied", boot_failed=True
     )
     (lost,) = finds(booting(LATE, ago=None, phase=Phase.LOST))
-    assert getattr(lost, "reason", "") == (
-        "the provider says that it is lost; the provider's last word: QUEUED: disk is copied"
-    )
+    assert getattr(lost, "reason", "") == ("the provider has lost it; the provider reports: QUEUED: disk is copied")
 
 
 def test_the_last_word_of_what_has_ended_is_told_where_it_stays_listed() -> None:
     ended = instance_of(LATE, Phase.GONE, detail="FAILURE: the disk is full")
     (lost,) = finds(world(LATE, instances=(ended,), missing_before=frozenset({LATE.sighting})))
     assert getattr(lost, "reason", "") == (
-        "the provider has listed it no more, twice; the provider's last word: FAILURE: the disk is full"
+        "missing from two consecutive provider listings; the provider reports: FAILURE: the disk is full"
     )
 
 
 def test_long_words_are_cut_visibly_and_stay_on_one_line() -> None:
-    made = instance_of(LATE, detail="a\n b" + "x" * WORDS_MOST)
-    assert said(made).startswith("; the provider's last word: a bxxx")
-    assert said(made).endswith("x …")
-    assert said(replace(made, detail="")) == said(None) == ""
+    made = instance_of(LATE, detail="a\n b" + "x" * DETAIL_LENGTH)
+    assert last_words(made).startswith("; the provider reports: a bxxx")
+    assert last_words(made).endswith("x …")
+    assert last_words(replace(made, detail="")) == last_words(None) == ""
 
 
 # -- what may still come ----------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from alembic.config import Config
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 
+from autoscaler.core.actions import Adopt, BootExtended, Learn, Move
 from autoscaler.core.backoff import FORGET_SECONDS
-from autoscaler.core.model import Adopt, BackOff, BackOffKey, BackOffKind, Extended, Intent, Learn, Move
-from autoscaler.core.states import IllegalTransitionError, IntentState
+from autoscaler.core.states import IntentState, IntentTransitionError
+from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, Intent
 from autoscaler.store.db import MIGRATIONS, JournalError
 from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
 from gateway.wire.resources import Shape
@@ -70,7 +71,7 @@ def test_a_move_keeps_to_the_table_and_leaves_an_event(journal: Journal) -> None
     moved = journal.move("op1", S.CALLING, now=20.0, reason="go", attempts=1)
     assert (moved.state, moved.changed_at, moved.detail, moved.attempts) == (S.CALLING, 20.0, "go", 1)
     assert journal.intent("op1") == moved
-    with pytest.raises(IllegalTransitionError):
+    with pytest.raises(IntentTransitionError):
         journal.move("op1", S.READY, now=21.0, reason="no")
     assert [(e.subject, e.kind, e.detail) for e in journal.events(10)] == [
         ("d-cpu-op1", "planned", "why"),
@@ -102,14 +103,14 @@ def test_findings_are_written_together(journal: Journal) -> None:
     first, second = journal.open_intents()
     assert (first.state, first.node_id, second.state) == (S.READY, "n1", S.READY)
     assert journal.learned() == {("cpu", "t", "s1"): Shape(cpus=1)}
-    with pytest.raises(IllegalTransitionError):
+    with pytest.raises(IntentTransitionError):
         journal.settle((Learn("cpu", "u", "s1", Shape()), Move("op1", S.PLANNED, "back")), 31.0)
     assert set(journal.learned()) == {("cpu", "t", "s1")}
 
 
 def test_more_time_for_a_boot_is_kept_and_told(journal: Journal) -> None:
     journal.add([an_intent(1, S.BOOTING)])
-    journal.settle((Extended("op1", 500.0, "a step nearer"),), 110.0)
+    journal.settle((BootExtended("op1", 500.0, "a step nearer"),), 110.0)
     row = journal.intent("op1")
     assert (row.state, row.changed_at, row.deadline, row.extended_at) == (S.BOOTING, 10.0, 500.0, 110.0)
     last = journal.events(1)[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from autoscaler.core.model import Intent
-from autoscaler.core.states import IllegalTransitionError, IntentState
+from autoscaler.core.states import IntentState, IntentTransitionError
+from autoscaler.core.world import Intent
 from autoscaler.store.journal import Journal
 
 POSTGRES = os.environ.get("SANDBOXES_TEST_POSTGRES")
@@ -74,7 +74,7 @@ def test_of_several_that_change_one_row_one_does(journal: Journal) -> None:
     def call(number: int) -> int:
         try:
             journal.move(f"op{number}", IntentState.CALLING, now=1.0, reason="")
-        except IllegalTransitionError:
+        except IntentTransitionError:
             return 0
         return 1
 

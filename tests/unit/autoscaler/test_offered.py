@@ -51,7 +51,7 @@ def test_only_a_few_of_many_are_named() -> None:
 
 
 def test_a_provider_that_sells_nothing_is_told() -> None:
-    assert told(pool("x@here"), FakeProvider(FakeCloud(offers=()), "d")) == ([], "fake tells of no offers")
+    assert told(pool("x@here"), FakeProvider(FakeCloud(offers=()), "d")) == ([], "fake lists no offers")
 
 
 def test_a_provider_that_refuses_is_told() -> None:

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core import packing
-from autoscaler.core.model import Boot, FleetPolicy, Intent, OfferKey, PoolPolicy, ProviderView, Waiting, World
+from autoscaler.core.actions import Boot
 from autoscaler.core.packing import Bin, Group, Vector, fits, grouped, largest, largest_first, pack, vector
 from autoscaler.core.plan import plan
+from autoscaler.core.pools import FleetPolicy, OfferKey, PoolPolicy
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import DemandItem, Intent, ProviderView, World
 from gateway.wire.resources import Shape
 from providers.base import Offer, Resources
 from tests.unit.autoscaler.test_policy import CAPS, NOW
@@ -34,7 +36,7 @@ shapes = st.builds(
     st.sampled_from([0, 0, 0, 1]),
 )
 waitings = st.builds(
-    Waiting,
+    DemandItem,
     shapes,
     runtime=st.sampled_from([None, None, "runsc", "docker"]),
     count=st.integers(1, 6),
@@ -70,7 +72,7 @@ def one_by_one(groups: list[Group], row: list[Bin]) -> list[int]:
 
 @pytest.mark.parametrize("levels", [1, 2, packing.LEVELS])
 @given(waiting=st.lists(waitings, max_size=12), row=st.lists(bins, max_size=8))
-def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[Waiting], row: list[Bin]) -> None:
+def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[DemandItem], row: list[Bin]) -> None:
     groups = largest_first(grouped(waiting), largest(each.free for each in row))
     plain, before = copy.deepcopy(row), copy.deepcopy(row)
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +92,7 @@ def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[Waitin
 @pytest.mark.parametrize("levels", [1, 3, packing.LEVELS])
 @settings(max_examples=10 * EXAMPLES, deadline=None)
 @given(waiting=st.lists(waitings, max_size=40), row=st.lists(bins, max_size=30))
-def test_it_packs_as_the_plainest_program_does_for_long(levels: int, waiting: list[Waiting], row: list[Bin]) -> None:
+def test_it_packs_as_the_plainest_program_does_for_long(levels: int, waiting: list[DemandItem], row: list[Bin]) -> None:
     test_it_packs_as_the_plainest_program_does.hypothesis.inner_test(levels, waiting, row)  # type: ignore[attr-defined]
 
 
@@ -127,7 +129,7 @@ def test_it_takes_at_most_two_ninths_more_bins_than_the_best_and_one(sizes: list
     """The known bound of first fit with the largest first, on one resource: 11/9 of the best and 6/9."""
     room = 30
     row = [Bin(f"n{n}", _only(room), RUNSC, GVISOR) for n in range(len(sizes))]
-    waiting = [Waiting(Shape(cpus=0.1, memory_mb=size, slots=1)) for size in sizes]
+    waiting = [DemandItem(Shape(cpus=0.1, memory_mb=size, slots=1)) for size in sizes]
     assert not pack(largest_first(grouped(waiting), largest(each.free for each in row)), row)
     assert sum(each.used for each in row) <= math.floor(11 / 9 * fewest(sizes, room) + 6 / 9)
 
@@ -165,7 +167,7 @@ POLICY = FleetPolicy(
 )
 
 
-def a_world(waiting: list[Waiting]) -> World:
+def a_world(waiting: list[DemandItem]) -> World:
     view = ProviderView(CAPS, (), taken_at=NOW, offers=OFFERS)
     return World(providers={"cloud": view}, nodes=(), waiting=tuple(waiting))
 
@@ -197,13 +199,13 @@ def boots_of(world: World, policy: FleetPolicy = POLICY) -> list[Boot]:
 
 @settings(max_examples=200)
 @given(waiting=st.lists(waitings, max_size=10))
-def test_a_plan_is_the_same_every_time(waiting: list[Waiting]) -> None:
+def test_a_plan_is_the_same_every_time(waiting: list[DemandItem]) -> None:
     assert plan(a_world(waiting), POLICY, NOW) == plan(a_world(copy.deepcopy(waiting)), POLICY, NOW)
 
 
 @settings(max_examples=200)
 @given(waiting=st.lists(waitings, max_size=10))
-def test_what_one_pool_has_ordered_is_enough(waiting: list[Waiting]) -> None:
+def test_what_one_pool_has_ordered_is_enough(waiting: list[DemandItem]) -> None:
     """Once a plan has been carried out, the next one orders nothing."""
     policy = replace(POLICY, pools=POLICY.pools[:1])
     world = a_world(waiting)
@@ -214,7 +216,7 @@ def test_what_one_pool_has_ordered_is_enough(waiting: list[Waiting]) -> None:
 @pytest.mark.parametrize("creates", [2, 100])
 @settings(max_examples=100)
 @given(waiting=st.lists(waitings, min_size=1, max_size=10))
-def test_ordering_ends(creates: int, waiting: list[Waiting]) -> None:
+def test_ordering_ends(creates: int, waiting: list[DemandItem]) -> None:
     """Several pools, and few or many orders a tick: in the end nothing is ordered, and never more than one a sandbox.
 
     One plan is not always enough: what is on its way is packed pool by pool, what is new in the order of its need.

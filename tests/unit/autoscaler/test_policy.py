@@ -8,37 +8,28 @@ from typing import Any
 import pytest
 
 from autoscaler.core import backoff, naming, states
-from autoscaler.core.ceilings import ceilings
-from autoscaler.core.findings import applied, settle
-from autoscaler.core.model import (
+from autoscaler.core.actions import (
     Adopt,
-    BackOff,
-    BackOffKey,
-    BackOffKind,
     Boot,
     CancelDrain,
     Drain,
-    FleetPolicy,
     Forget,
-    Intent,
     Learn,
     Move,
-    Node,
-    OfferKey,
-    PoolPolicy,
-    ProviderView,
     RefusalKind,
     Retry,
     Stop,
     Sweep,
-    Waiting,
     WaitKind,
-    World,
 )
+from autoscaler.core.findings import applied, settle
+from autoscaler.core.offers import ceilings
 from autoscaler.core.packing import NOTHING, Bin, grouped, items, largest_first, vector
 from autoscaler.core.packing import pack as pack_groups
 from autoscaler.core.plan import plan
-from autoscaler.core.states import IllegalTransitionError, IntentState
+from autoscaler.core.pools import FleetPolicy, OfferKey, PoolPolicy
+from autoscaler.core.states import IntentState, IntentTransitionError
+from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, DemandItem, Intent, NodeView, ProviderView, World
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import (
@@ -116,8 +107,8 @@ def instance_of(intent: Intent, phase: Phase = Phase.RUNNING, **changes: Any) ->
     return replace(made, **changes)
 
 
-def node_of(intent: Intent, **changes: Any) -> Node:
-    node = Node(
+def node_of(intent: Intent, **changes: Any) -> NodeView:
+    node = NodeView(
         id=f"node-{intent.operation_id}",
         instance=intent.name,
         pool=intent.pool,
@@ -133,12 +124,14 @@ def node_of(intent: Intent, **changes: Any) -> Node:
     return replace(node, **changes)
 
 
-def world(*intents: Intent, nodes: tuple[Node, ...] = (), waiting: int | list[Waiting] = 0, **changes: Any) -> World:
+def world(
+    *intents: Intent, nodes: tuple[NodeView, ...] = (), waiting: int | list[DemandItem] = 0, **changes: Any
+) -> World:
     """Rows whose instances all run, unless ``instances`` says otherwise."""
     listed = changes.pop("instances", tuple(instance_of(i) for i in intents if i.state not in (S.PLANNED, S.CALLING)))
     offers = changes.pop("offers", (SMALL, CHEAP_FAR, GPU))
     view = ProviderView(changes.pop("caps", CAPS), listed, taken_at=NOW, offers=offers, problem="it is asleep")
-    items = [Waiting(ONE)] * waiting if isinstance(waiting, int) else waiting
+    items = [DemandItem(ONE)] * waiting if isinstance(waiting, int) else waiting
     return replace(World(intents, providers={"cloud": view}, nodes=nodes, waiting=tuple(items)), **changes)
 
 
@@ -165,7 +158,7 @@ def drains(seen: World, *pools: PoolPolicy, **rules: Any) -> list[str]:
     return [action.operation_id for action in acts(seen, *pools, **rules) if isinstance(action, Drain)]
 
 
-def busy(intent: Intent, **changes: Any) -> Node:
+def busy(intent: Intent, **changes: Any) -> NodeView:
     return node_of(intent, reserved=FULL, sandboxes=3, idle_since=None, **changes)
 
 
@@ -210,12 +203,12 @@ def test_what_is_not_available_is_not_tried() -> None:
 
 
 def test_a_gpu_shape_goes_to_the_offer_that_has_one() -> None:
-    item = Waiting(replace_shape(ONE, gpus=1))
+    item = DemandItem(replace_shape(ONE, gpus=1))
     assert boots(acts(world(waiting=[item]))) == ["gpu@here"]
 
 
 def test_an_isolation_that_no_pool_has_buys_nothing() -> None:
-    seen = world(waiting=[Waiting(ONE, isolation="runc")])
+    seen = world(waiting=[DemandItem(ONE, isolation="runc")])
     assert acts(seen, a_pool(isolations=frozenset({"gvisor"}))) == ()
     assert "no pool has nodes that fit" in reasons(seen, a_pool(isolations=frozenset({"gvisor"})))["demand"]
 
@@ -409,14 +402,14 @@ def stray_world(age: float, **changes: Any) -> World:
 
 def test_an_old_stray_goes_at_its_second_sighting() -> None:
     assert acts(stray_world(1000)) == ()
-    (sweep,) = acts(stray_world(1000, strays_before=frozenset({"vm-op1"})))
+    (sweep,) = acts(stray_world(1000, orphans_before=frozenset({"vm-op1"})))
     assert isinstance(sweep, Sweep)
     assert (sweep.provider, sweep.instance_id) == ("cloud", "vm-op1")
 
 
 def test_the_node_of_another_order_of_its_name_keeps_no_stray() -> None:
     lost = an_intent(S.READY)
-    seen = stray_world(1000, strays_before=frozenset({"vm-op1"}), nodes=(node_of(lost, operation_id="another"),))
+    seen = stray_world(1000, orphans_before=frozenset({"vm-op1"}), nodes=(node_of(lost, operation_id="another"),))
     assert [a.instance_id for a in acts(seen) if isinstance(a, Sweep)] == ["vm-op1"]
     own = replace(seen, nodes=(node_of(lost, operation_id="op1"),))
     assert acts(own) == ()
@@ -425,24 +418,24 @@ def test_the_node_of_another_order_of_its_name_keeps_no_stray() -> None:
 
 def test_a_stray_that_was_told_to_go_gets_the_time_for_it() -> None:
     held = BackOff(backoff.sweep_key("cloud", "vm-op1"), NOW + 60, 1, NOW, "busy: protected")
-    seen = stray_world(1000, strays_before=frozenset({"vm-op1"}), backoffs={held.key: held})
+    seen = stray_world(1000, orphans_before=frozenset({"vm-op1"}), backoffs={held.key: held})
     assert acts(seen) == ()
-    assert "it is told to go again in 60 s: busy: protected" in reasons(seen)["test-cpu-op1"]
+    assert kinds(seen)["test-cpu-op1"] is WaitKind.BACKOFF
     assert len(acts(replace(seen, backoffs={held.key: replace(held, until=NOW)}))) == 1
 
 
 def test_a_young_stray_a_jumped_clock_or_a_silent_gateway_keep_it() -> None:
     seen = frozenset({"vm-op1"})
-    assert acts(stray_world(800, strays_before=seen)) == ()
-    assert acts(stray_world(1000, strays_before=seen, clock_settled=False)) == ()
-    assert acts(replace(stray_world(1000, strays_before=seen), nodes=None)) == ()
+    assert acts(stray_world(800, orphans_before=seen)) == ()
+    assert acts(stray_world(1000, orphans_before=seen, clock_settled=False)) == ()
+    assert acts(replace(stray_world(1000, orphans_before=seen), nodes=None)) == ()
 
 
 def test_of_two_instances_of_one_operation_the_younger_is_a_stray() -> None:
     row = an_intent(S.BOOTING)
     older = instance_of(row, created_at=datetime.fromtimestamp(NOW - 2000, UTC))
     twin = instance_of(row, id="vm-twin", created_at=datetime.fromtimestamp(NOW - 1000, UTC))
-    seen = world(row, instances=(twin, older), strays_before=frozenset({"vm-twin"}))
+    seen = world(row, instances=(twin, older), orphans_before=frozenset({"vm-twin"}))
     assert [a.instance_id for a in acts(seen) if isinstance(a, Sweep)] == ["vm-twin"]
 
 
@@ -546,7 +539,7 @@ def test_the_shape_of_a_node_is_learned_once() -> None:
 
 def test_a_new_node_without_its_gpu_is_learned_before_a_second_one_is_bought() -> None:
     row = an_intent(S.BOOTING, type="gpu", running_at=NOW - 5)
-    seen = world(row, nodes=(node_of(row),), waiting=[Waiting(replace_shape(ONE, gpus=1))])
+    seen = world(row, nodes=(node_of(row),), waiting=[DemandItem(replace_shape(ONE, gpus=1))])
     found = finds(seen)
     assert [type(finding) for finding in found] == [Move, Learn]
     assert boots(acts(applied(seen, found, NOW))) == []
@@ -560,20 +553,20 @@ def replace_shape(shape: Shape, **changes: Any) -> Shape:
 
 
 def test_the_table_knows_every_state_and_ends_in_gone_only() -> None:
-    assert set(states.TRANSITIONS) == set(IntentState) == set(states.GIVING_UP)
+    assert set(states.TRANSITIONS) == set(IntentState) == set(states.TEARDOWN)
     assert [state for state, after in states.TRANSITIONS.items() if not after] == [S.GONE]
 
 
 @pytest.mark.parametrize("state", list(IntentState))
 def test_giving_up_goes_by_the_table_to_deleting_or_gone(state: IntentState) -> None:
     at = state
-    for step in states.GIVING_UP[state]:
+    for step in states.TEARDOWN[state]:
         at = states.next_state(at, step)
     assert at in (S.DELETING, S.GONE)
 
 
 def test_a_change_that_the_table_lacks_is_a_bug() -> None:
-    with pytest.raises(IllegalTransitionError, match="abandoned -> calling"):
+    with pytest.raises(IntentTransitionError, match="abandoned -> calling"):
         states.next_state(S.ABANDONED, S.CALLING)
 
 
@@ -616,14 +609,14 @@ def test_failures_inside_one_window_do_not_double_it_and_quiet_hours_forget() ->
     assert grown(None, 0.0, least=100.0).until == 100.0
 
 
-def pack(waiting: list[Waiting], bins: list[Bin]) -> list[Waiting]:
+def pack(waiting: list[DemandItem], bins: list[Bin]) -> list[DemandItem]:
     most = max((each.free for each in bins), default=NOTHING)
     return items(pack_groups(largest_first(grouped(waiting), most), bins))
 
 
 def test_packing_takes_the_largest_first_and_all_resources_count() -> None:
-    big = Waiting(Shape(cpus=3, memory_mb=10, slots=1))
-    small = Waiting(Shape(cpus=1, memory_mb=1, slots=1))
+    big = DemandItem(Shape(cpus=3, memory_mb=10, slots=1))
+    small = DemandItem(Shape(cpus=1, memory_mb=1, slots=1))
     room = Bin("n", vector(Shape(cpus=4, memory_mb=100, slots=2)), frozenset({"runsc"}), frozenset({"gvisor"}))
     assert pack([small, small, big], [room]) == [small]
     assert room.used
@@ -631,7 +624,7 @@ def test_packing_takes_the_largest_first_and_all_resources_count() -> None:
 
 def test_a_runtime_that_was_asked_for_must_be_there() -> None:
     room = Bin("n", vector(Shape(cpus=4, memory_mb=100, slots=2)), frozenset({"runsc"}), frozenset({"gvisor"}))
-    assert pack([Waiting(Shape(cpus=1, slots=1), runtime="docker")], [room])
+    assert pack([DemandItem(Shape(cpus=1, slots=1), runtime="docker")], [room])
 
 
 def test_ceilings_are_the_largest_node_of_each_pool_or_unknown() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.core.ceilings import ceilings
-from autoscaler.core.misfits import misfits
-from autoscaler.core.model import FleetPolicy, OfferKey, Waiting, WarmFloor
+from autoscaler.core.offers import ceilings
+from autoscaler.core.pools import FleetPolicy, OfferKey, WarmFloor, misfits
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import DemandItem
 from autoscaler.settings import AutoscalerSettings
 from tests.unit.autoscaler.test_policy import (
     CAPS,
@@ -42,7 +42,7 @@ def test_an_offer_that_the_provider_does_not_have_is_named_with_what_it_has() ->
     mistyped = a_pool(min=1, offers=(OfferKey("smal", "here"),))
     said = reasons(world(offers=(SMALL, GPU)), mistyped)["pool cpu"]
     assert said.endswith("but cloud does not sell smal@here; it sells small@here, gpu@here")
-    assert reasons(world(offers=()), mistyped)["pool cpu"].endswith("but cloud tells of no offers")
+    assert reasons(world(offers=()), mistyped)["pool cpu"].endswith("but cloud lists no offers")
 
 
 def test_an_offer_that_ends_soon_is_not_called_unknown() -> None:
@@ -55,7 +55,7 @@ def test_plain_work_boots_nothing_where_only_gpus_are_bought_and_a_plain_pool_is
     pools = a_pool(), a_pool(name="gpu", gpus=1)
     assert boots(acts(world(waiting=1), *pools)) == ["small@there"]
     assert boots(acts(world(waiting=1), *reversed(pools))) == ["small@there"]
-    assert boots(acts(world(waiting=[Waiting(GPU_ONE)]), *pools)) == ["gpu@here"]
+    assert boots(acts(world(waiting=[DemandItem(GPU_ONE)]), *pools)) == ["gpu@here"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_provider_that_is_not_known_is_not_judged() -> None:
 
 
 def test_what_a_pool_promises_and_its_nodes_turn_out_not_to_run_buys_no_more_of_them() -> None:
-    item = Waiting(ONE, runtime="docker")
+    item = DemandItem(ONE, runtime="docker")
     row = an_intent(IntentState.READY)
     only_runsc = node_of(row)
     assert len(boots(acts(world(waiting=[item])))) == 1

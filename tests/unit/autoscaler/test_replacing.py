@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from autoscaler.core import backoff
-from autoscaler.core.model import BackOff, BackOffKey, Boot, Drain, Intent, World
+from autoscaler.core.actions import Boot, Drain
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import BackOff, BackOffKey, Intent, World
 from gateway.wire.states import NodeState
 from tests.unit.autoscaler.test_policy import (
     CHEAP_FAR,
@@ -221,4 +222,4 @@ def test_a_delete_that_goes_on_failing_is_sent_ever_more_rarely() -> None:
     ],
 )
 def test_a_back_off_says_what_is_held_back(key: BackOffKey, words: str) -> None:
-    assert backoff.words(BackOff(key, 60.0, 1, 0.0, "r")) == words
+    assert backoff.describe(BackOff(key, 60.0, 1, 0.0, "r")) == words

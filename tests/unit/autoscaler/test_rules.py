@@ -7,21 +7,12 @@ from decimal import Decimal
 import pytest
 
 from autoscaler.core import backoff, cost
-from autoscaler.core.model import (
-    BackOff,
-    BackOffKey,
-    BackOffKind,
-    Boot,
-    FleetPolicy,
-    OfferKey,
-    Order,
-    Sweep,
-    Waiting,
-    WarmFloor,
-)
+from autoscaler.core.actions import Boot, Sweep
 from autoscaler.core.packing import Bin, grouped, items, pack, vector
 from autoscaler.core.plan import fallback, plan
+from autoscaler.core.pools import FleetPolicy, OfferKey, OfferOrder, WarmFloor
 from autoscaler.core.states import IntentState
+from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, DemandItem
 from gateway.wire.resources import Shape
 from providers.base import Applied, Billing, ErrorKind, ProviderError, Scope
 from tests.unit.autoscaler.test_policy import (
@@ -74,7 +65,7 @@ def test_a_price_that_is_not_known_fails_a_cap() -> None:
 
 
 def test_a_dear_offer_is_passed_over() -> None:
-    seen, pool = world(waiting=[Waiting(ONE.model_copy(update={"gpus": 1}))]), a_pool(max_price=Decimal("0.5"))
+    seen, pool = world(waiting=[DemandItem(ONE.model_copy(update={"gpus": 1}))]), a_pool(max_price=Decimal("0.5"))
     assert boots(acts(seen, pool)) == []
     assert "costs 1 €/h, more than 0.5" in reasons(seen, pool)["pool cpu"]
 
@@ -107,7 +98,7 @@ def test_the_fleet_has_a_maximum_of_its_own() -> None:
 def test_offers_are_tried_as_listed_or_by_price() -> None:
     listed = (OfferKey("small", "here"), OfferKey("small", "there"))
     assert boots(acts(world(waiting=1), a_pool(offers=listed))) == ["small@here"]
-    assert boots(acts(world(waiting=1), a_pool(offers=listed, order=Order.PRICE))) == ["small@there"]
+    assert boots(acts(world(waiting=1), a_pool(offers=listed, order=OfferOrder.PRICE))) == ["small@there"]
 
 
 def test_what_ends_soon_is_bought_no_more() -> None:
@@ -137,12 +128,12 @@ def test_a_fallback_keeps_the_caps() -> None:
 
 
 def test_prepared_units_are_demand() -> None:
-    assert len(boots(acts(world(waiting=[Waiting(ONE, count=8)]), creates_per_tick=5, max=9))) == 2
+    assert len(boots(acts(world(waiting=[DemandItem(ONE, count=8)]), creates_per_tick=5, max=9))) == 2
 
 
 def test_a_burst_that_is_young_is_waited_for_and_nothing_is_closed() -> None:
     row = an_intent(S.READY)
-    seen = world(row, nodes=(node_of(row, idle_since=NOW - 900),), waiting=[Waiting(GPU_ONE, since=NOW - 3)])
+    seen = world(row, nodes=(node_of(row, idle_since=NOW - 900),), waiting=[DemandItem(GPU_ONE, since=NOW - 3)])
     assert acts(seen, young_seconds=5.0) == ()
     assert "a burst is awaited" in reasons(seen, young_seconds=5.0)["demand"]
     assert boots(acts(seen, young_seconds=2.0)) == ["gpu@here"]
@@ -328,7 +319,7 @@ def test_before_every_node_was_heard_of_nothing_is_changed() -> None:
     row = an_intent(S.LOST, detail="lost")
     seen = world(row, instances=(), waiting=5, synced=False)
     assert acts(seen, a_pool(min=1)) == ()
-    assert "it has just started" in reasons(seen)["fleet"]
+    assert reasons(seen)["fleet"].startswith("the process has just started")
 
 
 def test_a_leftover_goes_once_it_has_lasted() -> None:
@@ -366,10 +357,12 @@ def test_many_equal_ones_are_put_in_at_once_and_gpus_stay_free_for_who_needs_the
     kinds = frozenset({"runsc"}), frozenset({"gvisor"})
     gpu = Bin("gpu", vector(Shape(cpus=8, memory_mb=8192, disk_mb=99_999, gpus=1, slots=9)), *kinds)
     plain = Bin("plain", vector(Shape(cpus=8, memory_mb=8192, disk_mb=99_999, slots=9)), *kinds)
-    left = pack(grouped([Waiting(ONE, count=8)]), [gpu, plain])
+    left = pack(grouped([DemandItem(ONE, count=8)]), [gpu, plain])
     assert (left, plain.free[0], gpu.used) == ([], 0.0, False)
-    assert items(pack(grouped([Waiting(ONE, count=9)]), [gpu])) == [Waiting(ONE, count=1)]
+    assert items(pack(grouped([DemandItem(ONE, count=9)]), [gpu])) == [DemandItem(ONE, count=1)]
 
 
 def test_gpus_are_never_overcommitted() -> None:
-    assert boots(acts(world(waiting=[Waiting(GPU_ONE, count=2)], offers=(GPU,)), max_hourly=Decimal(9))) == ["gpu@here"]
+    assert boots(acts(world(waiting=[DemandItem(GPU_ONE, count=2)], offers=(GPU,)), max_hourly=Decimal(9))) == [
+        "gpu@here"
+    ]

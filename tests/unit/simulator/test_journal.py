@@ -1,7 +1,8 @@
 """The journal in memory keeps the same rows as the one in a database."""
 
-from autoscaler.core.model import BackOff, BackOffKey, BackOffKind, Intent, Learn, Move, Started
+from autoscaler.core.actions import BootStarted, Learn, Move
 from autoscaler.core.states import IntentState as S
+from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, Intent
 from autoscaler.store.journal import Journal
 from gateway.wire.resources import Shape
 from simulator.journal import MemoryJournal
@@ -16,7 +17,7 @@ def test_both_journals_keep_the_same_rows() -> None:
         journal.add(rows)
         journal.move("op0", S.CALLING, now=5.0, reason="", attempts=1)
         journal.move("op0", S.BOOTING, now=6.0, reason="made", instance_id="i0")
-        journal.settle([Started("op0", 900.0, "runs"), Move("op0", S.READY, "registered", node_id="n0")], 7.0)
+        journal.settle([BootStarted("op0", 900.0, "runs"), Move("op0", S.READY, "registered", node_id="n0")], 7.0)
         journal.settle([Learn("cpu", "t", "s", Shape(cpus=4, memory_mb=5))], 8.0)
         journal.amend("op1", now=9.0, reason="note", next_try_at=11.0)
         journal.move("op2", S.GONE, now=10.0, reason="refused")
