@@ -1,0 +1,196 @@
+"""The shape of the house in figures: how many rooms, how large, and how a create walks through them.
+
+``python -m tests.architecture.shape [CHECKOUT]`` prints one line for each figure; the tests beside it hold the bounds.
+"""
+
+import ast
+import statistics
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers", "sdk/src")
+SMALL: Final = 80
+"""Lines under which a module that only one neighbour imports is a section of that neighbour."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+# The first words with which the docstrings of functions begin where they begin with a noun or a clause.
+NOT_VERBS: Final = frozenset(
+    word
+    for line in (
+        "a all an another any as at because before both by each either every everything for from here how if in it its",
+        "like more most must never no nobody none not nothing of on one only or other others our same so some such",
+        "that the their them there these they this those to two until what whatever when whenever where wherever",
+        "whether which who whoever whose why with without you your",
+    )
+    for word in line.split()
+)
+# Nouns and adjectives that end or look like verbs; everything else that ends in "s" is taken for "returns", "tells".
+PLURALS_THAT_ARE_VERBS: Final = frozenset(
+    {"pass", "process", "address", "discuss", "express", "focus", "miss", "guess"}
+)
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file.
+
+    Attributes:
+        path: relative to the checkout.
+        name: as it is imported.
+    """
+
+    path: Path
+    name: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text)
+
+    @property
+    def lines(self) -> int:
+        """Lines, blank ones and comments too."""
+        return self.text.count("\n")
+
+    @property
+    def package(self) -> str:
+        """The package that it lies in."""
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    @property
+    def functions(self) -> Iterator[Function]:
+        """All functions and methods."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+    @property
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """The classes at its top level."""
+        return (node for node in self.tree.body if isinstance(node, ast.ClassDef))
+
+
+def modules(root: Path = ROOT) -> list[Module]:
+    """Return all modules of a checkout, in the order of their paths."""
+    found = []
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root / "sdk" / "src" if package == "sdk/src" else root).with_suffix("").parts
+            name = ".".join(part for part in parts if part != "__init__")
+            found.append(Module(path.relative_to(root), name, path.read_text()))
+    return found
+
+
+def importers(all_modules: list[Module]) -> dict[str, set[str]]:
+    """Map each module's name to the names of the modules that import it."""
+    names = {module.name for module in all_modules}
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in all_modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Import):
+                wanted = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                wanted = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+            else:
+                continue
+            for name in wanted:
+                if name in names and name != module.name:
+                    found[name].add(module.name)
+    return found
+
+
+def sections(all_modules: list[Module]) -> list[Module]:
+    """Return the small modules with exactly one importer, which lies in their own package."""
+    who = importers(all_modules)
+    return [
+        module
+        for module in all_modules
+        if module.path.name != "__init__.py"
+        and "migrations" not in module.path.parts
+        and module.lines < SMALL
+        and len(who[module.name]) == 1
+        and next(iter(who[module.name])).rpartition(".")[0] == module.package
+    ]
+
+
+def files_per_folder(all_modules: list[Module]) -> Counter[Path]:
+    """Count the modules of each folder, without its ``__init__``."""
+    return Counter(module.path.parent for module in all_modules if module.path.name != "__init__.py")
+
+
+def shared_class_names(all_modules: list[Module]) -> dict[str, list[Path]]:
+    """Map each class name that several modules define to these modules; private names do not count."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for module in all_modules:
+        for node in module.classes:
+            if not node.name.startswith("_"):
+                found[node.name].append(module.path)
+    return {name: paths for name, paths in sorted(found.items()) if len(paths) > 1}
+
+
+def untyped_results(all_modules: list[Module]) -> list[str]:
+    """Return the public functions and methods that return ``dict[str, Any]``, as ``path:name``."""
+    return [
+        f"{module.path}:{function.name}"
+        for module in all_modules
+        for function in module.functions
+        if function.returns is not None
+        and "dict[str, Any]" in ast.unparse(function.returns)
+        and not function.name.startswith("_")
+    ]
+
+
+def begins_with_a_verb(docstring: str) -> bool:
+    """Tell whether a function's docstring begins with a verb in the imperative, as far as a rule can tell."""
+    first = docstring.split()[0].strip("`'\".,:;").lower()
+    third_person = first.endswith("s") and not first.endswith("ss")
+    return first.isalpha() and first not in NOT_VERBS and not third_person
+
+
+def is_property(function: Function) -> bool:
+    """Tell whether a function is a property, whose docstring may begin with a noun."""
+    names = {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
+    return bool(names & {"property", "cached_property", "setter", "abstractproperty"})
+
+
+def docstrings(all_modules: list[Module]) -> list[tuple[str, str]]:
+    """Return ``(path:line, docstring)`` of all functions that have one; properties have nouns and do not count."""
+    found = []
+    for module in all_modules:
+        for function in module.functions:
+            text = ast.get_docstring(function)
+            if text and not is_property(function):
+                found.append((f"{module.path}:{function.lineno}", text))
+    return found
+
+
+def figures(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield each figure's name and value."""
+    found = modules(root)
+    sizes = sorted(module.lines for module in found)
+    filled = [size for size in sizes if size > 1]  # an __init__ with one line is no room
+    folder, files = files_per_folder(found).most_common(1)[0]
+    texts = docstrings(found)
+    verbs = sum(begins_with_a_verb(text) for _, text in texts)
+    yield "modules", str(len(found))
+    yield "lines", str(sum(sizes))
+    yield (
+        "lines a module: median / p90 / max",
+        f"{statistics.median(filled):.0f} / {filled[len(filled) * 9 // 10]} / {sizes[-1]}",
+    )
+    yield f"modules under {SMALL} lines with one importer, in their own package", str(len(sections(found)))
+    yield "most modules in a folder", f"{files} ({folder})"
+    yield "class names that several modules define", str(len(shared_class_names(found)))
+    yield "public functions that return dict[str, Any]", str(len(untyped_results(found)))
+    yield "docstrings of functions that begin with a verb", f"{verbs} of {len(texts)} ({verbs / len(texts):.0%})"
+
+
+if __name__ == "__main__":
+    for name, value in figures(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT):
+        print(f"{name:70} {value}")
