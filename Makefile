@@ -1,7 +1,7 @@
 # Every target does its own set-up; the second time that takes a moment.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up demo doctor test unit check format docs bench soak setup python engines tools borrow clean
+.PHONY: help up demo doctor test unit check format docs bench soak setup python engines database tools borrow clean
 
 VENV := .venv/bin
 # Arguments of your own for the command behind a target, e.g.  make up ARGS='--port 8391'  or  make test ARGS='-k placement -x'
@@ -19,7 +19,7 @@ demo: python engines  ## run the README's example in a real gVisor sandbox, then
 doctor: python  ## what this machine has, what it lacks, and the cure
 	@$(VENV)/sandboxes doctor $(ARGS)
 
-test: python engines borrow  ## all tests but the long ones (root; real engines)
+test: python engines database borrow  ## all tests but the long ones (root; real engines)
 	@$(VENV)/python -m pytest -q -m 'not soak' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: python borrow  ## the tests that need neither root nor engines
@@ -44,7 +44,7 @@ docs: python  ## write the tables of the documents anew from the code
 bench: python engines  ## times beside the raw engines, on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)
 
-soak: python engines borrow  ## all long tests (root; real engines); CONTRIBUTING.md says what they hold, and how to shorten them
+soak: python engines database borrow  ## all long tests (root; real engines); CONTRIBUTING.md says what they hold, and how to shorten them
 	@$(VENV)/python -m pytest -q -rP --show-capture=stdout -m soak $(ARGS)
 
 setup: python engines tools  ## only the set-up
@@ -54,6 +54,9 @@ python:
 
 engines:
 	@bash setup/packages.sh engines
+
+database:
+	@bash setup/packages.sh tests
 
 tools:
 	@bash setup/packages.sh check

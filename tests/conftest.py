@@ -5,9 +5,9 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.engines.fixtures import docker_daemon, engines, test_images
+from tests.engines.fixtures import docker_daemon, engines, postgres_url, test_images
 
-__all__ = ["docker_daemon", "engines", "test_images"]
+__all__ = ["docker_daemon", "engines", "postgres_url", "test_images"]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -3,6 +3,7 @@
 #   python   a Python 3.11 or newer that can make virtual environments
 #   check    what `make check` needs beyond Python packages
 #   engines  Docker, gVisor and the helpers that a node uses
+#   tests    what tests start beside the engines: PostgreSQL, of which they run servers of their own
 #
 # The machine is asked each time, so there is nothing to forget; when nothing is missing this takes a moment and prints
 # nothing. On Debian 12 and 13 and Ubuntu 24.04 as root, missing packages are installed. Anywhere else the script names
@@ -66,8 +67,11 @@ missing() {
         has pgrep || echo procps
         [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
         ;;
+    tests)
+        { has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; } || echo postgresql
+        ;;
     *)
-        say "unknown group '$1': one of python, check, engines"
+        say "unknown group '$1': one of python, check, engines, tests"
         return 2
         ;;
     esac | sort -u
@@ -105,6 +109,11 @@ apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPk
 install_packages() {
     local wanted=("$@") index
     say "installing ${wanted[*]}"
+    if [ "$group" = tests ]; then
+        # The package would start a server of its own, which nobody asked for.
+        mkdir -p /etc/postgresql-common/createcluster.d
+        echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/sandbox-fleet.conf
+    fi
     for index in "${!wanted[@]}"; do
         if [ "$os_version" != 13 ] && [ "${wanted[$index]}" = runsc ]; then
             add_backports
@@ -128,7 +137,7 @@ explain() {
     exit 1
 }
 
-[ $# -eq 1 ] || { say "usage: setup/packages.sh python|check|engines"; exit 2; }
+[ $# -eq 1 ] || { say "usage: setup/packages.sh python|check|engines|tests"; exit 2; }
 group=$1
 listed=$(missing "$group")
 [ -n "$listed" ] || exit 0

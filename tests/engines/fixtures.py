@@ -8,6 +8,7 @@ import docker
 import pytest
 
 from sandboxes.local import residue
+from tests.engines import postgres
 from tests.engines.dockerd import Daemon, private_daemon
 from tests.engines.images import TestImages, import_images
 
@@ -44,3 +45,10 @@ def test_images(docker_daemon: Daemon) -> TestImages:
         return import_images(client)
     finally:
         client.close()
+
+
+@pytest.fixture
+def postgres_url() -> Iterator[str]:
+    """URL of an empty PostgreSQL database of this test's own."""
+    with postgres.database() as url:
+        yield url

@@ -1,15 +1,19 @@
 """A private PostgreSQL server: on a Unix socket of its own, started when the first test asks, stopped with the run."""
 
 import atexit
+import contextlib
 import functools
+import itertools
 import os
 import pwd
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
@@ -18,9 +22,24 @@ _SECONDS: Final = 60.0
 _OPTIONS: Final = ("listen_addresses=", "fsync=off", "full_page_writes=off", "shared_buffers=32MB", "jit=off")
 
 
+_NUMBERS: Final = itertools.count()
+
+
+@contextlib.contextmanager
+def database() -> Iterator[str]:
+    """Yield the SQLAlchemy URL of an empty database; drop it, and whoever is still connected, at the end."""
+    name = f"test{next(_NUMBERS)}"
+    with psycopg.connect(host=str(_server()), user="tests", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        try:
+            yield f"postgresql+psycopg://tests@/{name}?host={_server()}"
+        finally:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
 @functools.cache
-def url() -> str:
-    """Start the server of this process, once, and return the SQLAlchemy URL of its empty database.
+def _server() -> Path:
+    """Start the server of this process, once, and return the directory of its socket.
 
     PostgreSQL refuses to run as root; then it runs as the user that Debian's package made for it.
     """
@@ -45,7 +64,7 @@ def url() -> str:
     options = " ".join([f"-k {directory}", *(f"-c {option}" for option in _OPTIONS)])
     run("pg_ctl", "-D", str(data), "-l", str(log), "-w", "-o", options, "start")
     atexit.register(run, "pg_ctl", "-D", str(data), "-m", "immediate", "-w", "stop")
-    return f"postgresql+psycopg://tests@/postgres?host={directory}"
+    return directory
 
 
 def _programs() -> Path | None:

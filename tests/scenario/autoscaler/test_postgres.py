@@ -1,6 +1,5 @@
-"""Journal and lock in PostgreSQL; needs ``SANDBOXES_TEST_POSTGRES``, the URL of an empty database."""
+"""Journal and lock in PostgreSQL."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,18 +11,11 @@ from autoscaler.core.world import Intent
 from autoscaler.store.db import open_engine
 from autoscaler.store.journal import Journal
 
-POSTGRES = os.environ.get("SANDBOXES_TEST_POSTGRES")
-pytestmark = pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL is named")
-
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    assert POSTGRES is not None
-    made = open_engine(POSTGRES)
+def engine(postgres_url: str) -> Iterator[Engine]:
+    made = open_engine(postgres_url)
     yield made
-    with made.begin() as connection:
-        for table in ("intent", "event", "backoff", "learned", "spend", "alembic_version"):
-            connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
     made.dispose()
 
 

@@ -1,21 +1,17 @@
-"""A world on SQLite, and on PostgreSQL too when ``SANDBOXES_TEST_POSTGRES`` names an empty database."""
+"""A world on SQLite, and on PostgreSQL too."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.scenario.gateway.world import POSTGRES, World, empty, settings_for, world
+from tests.scenario.gateway.world import World, settings_for, world
 
 
-@pytest.fixture(params=["sqlite", *(["postgresql"] if POSTGRES else [])])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest) -> str | None:
     """URL of an empty database; ``None`` for the SQLite file of the settings."""
-    if request.param == "sqlite":
-        return None
-    assert POSTGRES is not None
-    empty(POSTGRES)
-    return POSTGRES
+    return None if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
 @pytest.fixture

@@ -1,7 +1,4 @@
-"""Several gateways on one PostgreSQL: what one does is felt in the others at once, and none leaves work behind.
-
-Needs ``SANDBOXES_TEST_POSTGRES``, the URL of an empty database.
-"""
+"""Several gateways on one PostgreSQL: what one does is felt in the others at once, and none leaves work behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,30 +14,27 @@ from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState
 from tests.scenario.gateway.test_crash import drop
-from tests.scenario.gateway.world import POSTGRES, Fleet, MovedClock, World, empty, settings_for, spec, world
+from tests.scenario.gateway.world import Fleet, MovedClock, World, settings_for, spec, world
 
 S = SandboxState
-pytestmark = pytest.mark.skipif(POSTGRES is None, reason="no PostgreSQL is named")
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[tuple[World, World]]:
-    assert POSTGRES is not None
-    empty(POSTGRES)
+async def pair(tmp_path: Path, postgres_url: str) -> AsyncIterator[tuple[World, World]]:
     fleet, clock = Fleet(), MovedClock()
     async with (
-        world(settings_for(tmp_path / "1", POSTGRES), fleet, clock) as one,
-        world(settings_for(tmp_path / "2", POSTGRES), fleet, clock) as two,
+        world(settings_for(tmp_path / "1", postgres_url), fleet, clock) as one,
+        world(settings_for(tmp_path / "2", postgres_url), fleet, clock) as two,
     ):
-        await both_listen()
+        await both_listen(postgres_url)
         yield one, two
 
 
-LISTENERS = "FROM pg_stat_activity WHERE query = 'LISTEN sandbox_fleet'"
+LISTENERS = "FROM pg_stat_activity WHERE query = 'LISTEN sandbox_fleet' AND datname = current_database()"
 
 
-async def both_listen(meanwhile: Callable[[], None] = lambda: None) -> None:
-    engine = make_engine(POSTGRES or "")
+async def both_listen(url: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    engine = make_engine(url)
     query = text(f"SELECT count(*) {LISTENERS}")
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         while connection.execute(query).scalar_one() < 2:
@@ -49,19 +43,19 @@ async def both_listen(meanwhile: Callable[[], None] = lambda: None) -> None:
     engine.dispose()
 
 
-def cut_off() -> None:
+def cut_off(url: str) -> None:
     """Ends the connections on which gateways listen, and returns once they are gone."""
-    engine = make_engine(POSTGRES or "")
+    engine = make_engine(url)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         ended = connection.execute(text(f"SELECT pg_terminate_backend(pid, 10000) {LISTENERS}"))
         assert ended.scalars().all() == [True, True]
     engine.dispose()
 
 
-async def test_a_gateway_that_was_cut_off_listens_again(pair: tuple[World, World]) -> None:
+async def test_a_gateway_that_was_cut_off_listens_again(pair: tuple[World, World], postgres_url: str) -> None:
     one, two = pair
-    await asyncio.to_thread(cut_off)
-    await both_listen(lambda: one.moved.advance(RESTART_AFTER))
+    await asyncio.to_thread(cut_off, postgres_url)
+    await both_listen(postgres_url, lambda: one.moved.advance(RESTART_AFTER))
     create = asyncio.create_task(one.services.sandboxes.create(spec()))
     await one.until("a", S.PENDING)
     await two.join()

@@ -4,13 +4,10 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-
-from sqlalchemy import text
 
 from gateway.core.model import NodeAddress, Sandbox
 from gateway.errors import ApiError
@@ -18,7 +15,6 @@ from gateway.services.assembly import Services, build
 from gateway.services.tasks import AsyncClock
 from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
-from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import (
     CreateOrder,
@@ -36,8 +32,6 @@ from gateway.wire.states import DeathReason, SandboxState
 S = SandboxState
 ROOM = Shape(cpus=4, memory_mb=8192, disk_mb=40960, slots=32)
 RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"], pause=True)
-POSTGRES = os.environ.get("SANDBOXES_TEST_POSTGRES")
-"""URL of an empty PostgreSQL database; when it is set, every test that takes `database_url` runs there too."""
 
 
 def spec(sandbox_id: str = "a", **fields: object) -> SandboxSpec:
@@ -305,15 +299,6 @@ async def world(
     clock = clock or MovedClock()
     async with build(settings, fleet, clock) as services:
         yield World(services, fleet, clock, settings)
-
-
-def empty(url: str) -> None:
-    """Drops everything in a PostgreSQL test database."""
-    engine = make_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
 
 
 def older(node: FakeNode) -> FakeNode:

@@ -1,34 +1,28 @@
-"""One journal, written by several threads at once, as lanes do; in PostgreSQL too where one is named."""
+"""One journal, written by several threads at once, as lanes do; in PostgreSQL too."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 
 from autoscaler.core.states import IntentState, IntentTransitionError
 from autoscaler.core.world import Intent
 from autoscaler.store.journal import Journal
 
-POSTGRES = os.environ.get("SANDBOXES_TEST_POSTGRES")
 THREADS, ROWS = 6, 30
 PRICE = Decimal("0.5")
 LIFE = (IntentState.CALLING, IntentState.BOOTING, IntentState.READY, IntentState.DELETING, IntentState.GONE)
 
 
-@pytest.fixture(
-    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.skipif(POSTGRES is None, reason="none"))]
-)
+@pytest.fixture(params=["sqlite", "postgresql"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    made = Journal.open(f"sqlite:///{tmp_path / 'journal.db'}" if request.param == "sqlite" else str(POSTGRES))
+    sqlite = request.param == "sqlite"
+    made = Journal.open(
+        f"sqlite:///{tmp_path / 'journal.db'}" if sqlite else str(request.getfixturevalue("postgres_url"))
+    )
     yield made
-    if request.param == "postgresql":
-        with made.engine.begin() as connection:
-            for table in ("intent", "event", "backoff", "learned", "spend", "alembic_version"):
-                connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
     made.close()
 
 
