@@ -1,6 +1,7 @@
 """Fixtures for all tests, and how failures are told."""
 
 import gc
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -8,6 +9,12 @@ import pytest
 from tests.engines.fixtures import docker_daemon, engines, postgres_url, test_images
 
 __all__ = ["docker_daemon", "engines", "postgres_url", "test_images"]
+
+
+def pytest_configure() -> None:
+    """Have SIGINT end the programs that tests start, also where this run ignores it, as under nohup."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
