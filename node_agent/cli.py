@@ -91,11 +91,11 @@ def tag(root: Annotated[Path, typer.Option(help="Root of the node.")]) -> None:
 
 @app.command("prepare-image")
 def prepare_image(
-    root: Annotated[Path, typer.Option(help="File system of the machine; another one than / only for a look.")] = Path(
+    root: Annotated[Path, typer.Option(help="File system of the machine; other than / with --dry-run only.")] = Path(
         "/"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it: this machine ends as a node.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: this machine is no node afterwards.")] = False,
 ) -> None:
     """Make this machine an image: everything stays installed, and nothing of its own stays in it.
 
@@ -104,7 +104,7 @@ def prepare_image(
     from node_agent.install.prepare import MachineImage, PrepareError, prepare, run_command
 
     if not dry_run and not yes:
-        raise _fail(PrepareError("this removes the machine's identity, keys and sandboxes; say --yes, or --dry-run"))
+        raise _fail(PrepareError("this removes the machine's identity, keys and sandboxes; pass --yes, or --dry-run"))
     image = MachineImage(root.absolute(), Path("/run/systemd/system").exists(), run_command)
     try:
         prepare(image, typer.echo, dry_run=dry_run)

@@ -1,4 +1,4 @@
-"""What a node's machine needs: the rows that this role adds to ``sandboxes doctor``."""
+"""The rows that the node adds to ``sandboxes doctor``: what its machine needs.  Looks only; changes nothing."""
 
 import os
 import platform
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.wire.system import Check, Verdict
+from node_agent.host.programs import is_static
 
 ADMIN_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PROBE_SECONDS: Final = 10.0
@@ -22,7 +23,7 @@ COMFORTABLE_DISK_MB: Final = 20480
 
 
 def checks() -> list[Check]:
-    """All rows, in the order in which a person would cure them.  Looks only; changes nothing."""
+    """Return all rows, in the order in which a person would cure them."""
     rows = [user(), kernel(), cgroups(), pressure()]
     rows += [tool(*row) for row in _TOOLS]
     rows += [filesystem("overlay"), loop_devices(), busybox(), gvisor(), new_kernel_probe(), docker_engine(), disk()]
@@ -30,7 +31,7 @@ def checks() -> list[Check]:
 
 
 def user(uid: int | None = None) -> Check:
-    """Whether this is root."""
+    """Check that this is root."""
     uid = os.geteuid() if uid is None else uid
     if uid == 0:
         return _ok("node: user", "root")
@@ -40,7 +41,7 @@ def user(uid: int | None = None) -> Check:
 
 
 def kernel(release: str | None = None) -> Check:
-    """Whether the kernel is new enough."""
+    """Check that the kernel is new enough."""
     release = release or platform.release()
     numbers = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
     if numbers >= OLDEST_KERNEL:
@@ -49,7 +50,7 @@ def kernel(release: str | None = None) -> Check:
 
 
 def cgroups(root: Path = Path("/sys/fs/cgroup")) -> Check:
-    """Which cgroup version has the controllers that limits need."""
+    """Check that cgroups of either version have the controllers that limits need."""
     name = "node: cgroups"
     unified = root / "cgroup.controllers"
     if unified.exists():
@@ -64,14 +65,14 @@ def cgroups(root: Path = Path("/sys/fs/cgroup")) -> Check:
 
 
 def pressure(directory: Path = Path("/proc/pressure")) -> Check:
-    """Whether the kernel measures pressure."""
+    """Check that the kernel measures pressure."""
     if (directory / "cpu").exists():
         return _ok("node: pressure", "PSI")
     return _warning("node: pressure", "no PSI: nodes report no pressure", "boot with psi=1")
 
 
 def tool(name: str, package: str, why: str) -> Check:
-    """Whether a program is installed."""
+    """Check that a program is installed."""
     path = shutil.which(name, path=ADMIN_PATH)
     if path is not None:
         return _ok(f"node: {name}", path)
@@ -79,7 +80,7 @@ def tool(name: str, package: str, why: str) -> Check:
 
 
 def filesystem(kind: str, listing: Path = Path("/proc/filesystems"), modules: Path = Path("/lib/modules")) -> Check:
-    """Whether the kernel knows a file system, or has a module for it."""
+    """Check that the kernel knows a file system, or has a module for it."""
     name = f"node: {kind}"
     if kind in listing.read_text().split():
         return _ok(name, "in the kernel")
@@ -89,33 +90,32 @@ def filesystem(kind: str, listing: Path = Path("/proc/filesystems"), modules: Pa
 
 
 def loop_devices(device: Path = Path("/dev/loop-control")) -> Check:
-    """Whether loop devices can be made: each sandbox's disk is one."""
+    """Check that loop devices can be made: each sandbox's disk is one."""
     if device.exists():
         return _ok("node: loop devices", str(device))
     return _error("node: loop devices", f"{device} is missing", "modprobe loop")
 
 
 def busybox(path: Path = Path("/bin/busybox")) -> Check:
-    """Whether the busybox that moves files in sandboxes is there, and static."""
+    """Check that the busybox that moves files in sandboxes is there, and static."""
     name, cure = "node: busybox", "apt-get install busybox-static"
     if not path.exists():
         return _error(name, "not installed; files are moved with it", cure)
-    # A program that needs a loader names it in its program headers; a static one does not.
-    if b"ld-linux" in path.read_bytes()[:4096]:
+    if not is_static(path):
         return _error(name, f"{path} is not static: it cannot run inside a sandbox", cure)
     return _ok(name, f"{path}, static")
 
 
 def gvisor() -> Check:
-    """Whether gVisor is installed and of a build that starts today."""
+    """Check that gVisor is installed and of a build that starts today."""
     name, cure = (
         "node: gVisor",
         "apt-get install -t bookworm-backports runsc (Debian 12), apt-get install runsc (Debian 13)",
     )
-    said = _said(["runsc", "--version"])
-    if said is None:
+    output = _output_of(["runsc", "--version"])
+    if output is None:
         return _warning(name, "runsc is not installed: no runtime 'runsc', no isolation 'gvisor'", cure)
-    version = said.splitlines()[0] if said else "no version"
+    version = output.splitlines()[0] if output else "no version"
     match = re.search(r"(\d{8})", version)
     if match is not None and int(match[1]) < OLDEST_GVISOR:
         return _error(name, f"{version} is too old for this kernel", cure)
@@ -123,8 +123,8 @@ def gvisor() -> Check:
 
 
 def new_kernel_probe() -> Check:
-    """Whether gVisor needs the wrapper that hides ``/proc/sys/net`` from it, as on Linux 6.15 and later."""
-    seen = _said(
+    """Find out whether gVisor needs ``/proc/sys/net`` hidden from it, as on Linux 6.15 and later."""
+    seen = _output_of(
         ["unshare", "-n", "sh", "-c", "test -e /proc/sys/net/core/rmem_default && echo visible || echo hidden"]
     )
     if seen is None:
@@ -135,18 +135,18 @@ def new_kernel_probe() -> Check:
 
 
 def docker_engine() -> Check:
-    """Whether a Docker engine answers: it holds the images."""
+    """Check that a Docker engine answers: it holds the images."""
     name = "node: Docker engine"
-    said = _said(["docker", "version", "--format", "{{.Server.Version}}"])
-    if said is not None:
-        return _ok(name, f"{said.strip()} answers")
+    output = _output_of(["docker", "version", "--format", "{{.Server.Version}}"])
+    if output is not None:
+        return _ok(name, f"{output.strip()} answers")
     if shutil.which("dockerd", path=ADMIN_PATH):
         return _warning(name, "installed, but none answers on its default socket", "sandboxes up starts one of its own")
     return _error(name, "not installed; it holds the images", "apt-get install docker.io")
 
 
 def disk(path: Path = STATE) -> Check:
-    """Whether there is room for sandboxes."""
+    """Check that there is room for sandboxes."""
     state = os.statvfs(path)
     free = state.f_bavail * state.f_frsize >> 20
     found, cure = f"{free} MiB free below {path}", "free disk space, or set root to a larger file system"
@@ -165,8 +165,8 @@ _TOOLS: Final[tuple[tuple[str, str, str], ...]] = (
 )
 
 
-def _said(argv: list[str]) -> str | None:
-    """What a short command printed; ``None`` when it is missing, fails or hangs."""
+def _output_of(argv: list[str]) -> str | None:
+    """Return what a short command printed; ``None`` when it is missing, fails or hangs."""
     environment = {"PATH": ADMIN_PATH, "LC_ALL": "C"}
     try:
         done = subprocess.run(

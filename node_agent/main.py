@@ -72,21 +72,6 @@ class NodeAgent:
         store = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = SessionBounds(settings.max_execs, settings.exec_retention)
         self.sessions = Sessions(store, self._blocking, self.sandboxes.find_death, bounds)
-
-        def introduction() -> RegisterRequest:
-            return RegisterRequest(
-                node_url=node_url,
-                instance=settings.instance,
-                agent_version=agent_version(),
-                total=machine.total(),
-                runtimes=reports,
-                labels=settings.labels,
-                stages=boot_stages(settings.boot_stages_file),
-            )
-
-        self._registration = Registration(
-            settings.gateway_url, settings.join_token_file, IdentityFile(settings.root), connect, introduction
-        )
         report = NodeReport(
             node_url=node_url,
             agent_version=agent_version(),
@@ -94,6 +79,13 @@ class NodeAgent:
             machine=machine,
             images=ImageListing(self._runtimes, self._workers).digests,
             live_execs=self.sessions.live,
+        )
+        self._registration = Registration(
+            settings.gateway_url,
+            settings.join_token_file,
+            IdentityFile(settings.root),
+            connect,
+            partial(_introduction, settings, report),
         )
         self.heartbeats = HeartbeatLoop(self._registration, self.sandboxes, report)
         parts = NodeParts(self.sandboxes, self.sessions, Transfers(self._blocking), self._blocking)
@@ -166,6 +158,18 @@ def _runtime_report(facts: RuntimeFacts) -> RuntimeReport:
         pause=facts.pause,
         checkpoint=facts.checkpoint,
         gpus=facts.gpus,
+    )
+
+
+def _introduction(settings: NodeSettings, report: NodeReport) -> RegisterRequest:
+    return RegisterRequest(
+        node_url=report.node_url,
+        instance=settings.instance,
+        agent_version=report.agent_version,
+        total=report.machine.total(),
+        runtimes=report.runtimes,
+        labels=settings.labels,
+        stages=boot_stages(settings.boot_stages_file),
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of the node agent, read from a TOML file and the environment; nothing is read at import."""
+"""Settings of the node agent, from a TOML file and the environment; nothing is read at import."""
 
 import hashlib
 import socket
@@ -33,7 +33,7 @@ class NodeSettings(DaemonSettings):
     instance: str = Field(default_factory=socket.gethostname, min_length=1, max_length=253)
     """Name of this machine as its provider knows it."""
     labels: dict[str, str] = {}
-    """Told to the gateway at registration."""
+    """Sent to the gateway at registration."""
 
     runtimes: tuple[RuntimeName, ...] = Field(default=("runsc", "docker"), min_length=1)
     """Engines to offer; one that fails its probe is reported and left out."""
@@ -70,9 +70,9 @@ class NodeSettings(DaemonSettings):
     """Seconds for which an ended session can be read."""
 
     boot_stages_file: Path | None = None
-    """Where the bootstrap noted when it reached which stage; told to the gateway at registration."""
+    """Where the bootstrap noted when it reached which stage; sent to the gateway at registration."""
     cleanup_on_exit: bool = False
-    """Whether SIGTERM removes all sandboxes; by default they go on and are adopted by the next start."""
+    """Whether SIGTERM removes all sandboxes; by default they run on and the next start adopts them."""
     graceful_seconds: int = Field(default=5, ge=1)
     """Seconds that open requests have to end after SIGTERM."""
 
@@ -94,5 +94,5 @@ class NodeSettings(DaemonSettings):
 
 
 def tag_of(root: Path) -> str:
-    """8 hex digits from the root's path: in the name of everything that this node makes on its host."""
+    """Return 8 hex digits from the root's path: in the name of everything that this node makes on its host."""
     return hashlib.sha256(str(root.absolute()).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Who a process inside a sandbox runs as: names and numbers by the image's own passwd and group files."""
+"""The account that a process inside a sandbox runs as, by the image's own passwd and group files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Account:
 
 
 def look_up(root: Path, user: str) -> Account:
-    """The account for ``user[:group]``, each a name or a number; empty means root.
+    """Return the account for ``user[:group]``, each a name or a number; empty means root.
 
     As Docker does it: a number needs no entry; without a group the entry's own counts (else 0), and then the
     supplementary groups of its name are added.
@@ -74,7 +74,7 @@ def _memberships(root: Path, name: str | None, own: int) -> tuple[int, ...]:
 
 
 def _find(lines: Iterator[list[str]], wanted: str, id_field: int) -> list[str] | None:
-    """The entry by name, or by number where no name matches."""
+    """Return the entry by name, or by number where no name matches."""
     by_number: list[str] | None = None
     for fields in lines:
         if fields[0] == wanted:

@@ -23,7 +23,7 @@ _THAW_AGAIN: Final = 0.1  # seconds; a pause in another thread may freeze behind
 
 
 def parent_name(tag: str) -> str:
-    """Name of the group that holds the groups of all sandboxes of one node."""
+    """Return the name of the group that holds the groups of all sandboxes of one node."""
     return f"sandbox-{tag}"
 
 
@@ -36,7 +36,7 @@ class Cgroup:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def pids(self) -> set[int]:
-        """Host pids of everything in it: the engine's processes for this sandbox, and nothing else."""
+        """Return the host pids of everything in it: the engine's processes for this sandbox, and nothing else."""
         found: set[int] = set()
         for directory in self._directories():
             with contextlib.suppress(OSError):  # it may go while we look
@@ -44,21 +44,21 @@ class Cgroup:
         return found
 
     def oom_kills(self) -> int:
-        """How often the kernel killed for want of memory here."""
+        """Return how often the kernel killed for want of memory here."""
         return _counter(self._file("memory", "memory.oom_control", "memory.events"), "oom_kill")
 
     def met_memory_limit(self) -> bool:
-        """Whether it ever needed more memory than its own bound."""
+        """Return whether it ever needed more memory than its own bound."""
         if _is_v2():
             return _counter(_ROOT / self.path[1:] / "memory.events", "oom") > 0
         return _number(self._file("memory", "memory.failcnt", "")) > 0
 
     def memory_mb(self) -> float:
-        """MiB charged now; 0 when the group is not there."""
+        """Return the MiB charged now; 0 when the group is not there."""
         return _number(self._file("memory", "memory.usage_in_bytes", "memory.current")) / MIB
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far; 0 when the group is not there."""
+        """Return the processor time used so far; 0 when the group is not there."""
         if _is_v2():
             return _counter(_ROOT / self.path[1:] / "cpu.stat", "usage_usec") / 1e6
         return _number(self._file("cpuacct", "cpuacct.usage", "")) / 1e9
@@ -66,7 +66,7 @@ class Cgroup:
     # -- changing ------------------------------------------------------------------------------------------------
 
     def set_cpus(self, cpus: float) -> None:
-        """Bounds processor time to ``cpus`` cores.
+        """Bound processor time to ``cpus`` cores.
 
         Raises:
             OSError: the group or its cpu controller is not there.
@@ -78,33 +78,33 @@ class Cgroup:
             self._file("cpu", "cpu.cfs_quota_us", "").write_text(str(quota))
 
     def forbid_swap(self) -> None:
-        """Keeps the group's memory out of swap where the host can say so; elsewhere its limit still holds in memory."""
+        """Keep the group's memory out of swap where the host allows it; elsewhere its limit still holds in memory."""
         with contextlib.suppress(OSError):
             (_ROOT / self.path[1:] / "memory.swap.max").write_text("0")
 
     def freeze(self) -> bool:
-        """Stops every task in it, those that are still to come included; ``False`` where the host has no freezer.
+        """Stop every task in it, those that are still to come included; return ``False`` where there is no freezer.
 
-        Returns once the kernel was told: the last task stops some milliseconds later.
+        Returns once the kernel has the order: the last task stops some milliseconds later.
 
         Raises:
             OSError: the kernel refuses.
         """
-        return self._tell_freezer("FROZEN", "1")
+        return self._set_freezer("FROZEN", "1")
 
     def thaw(self) -> bool:
-        """Takes `freeze` back.  Idempotent.
+        """Undo `freeze`.  Idempotent.
 
         Raises:
             OSError: the kernel refuses.
         """
-        return self._tell_freezer("THAWED", "0")
+        return self._set_freezer("THAWED", "0")
 
     def frozen(self) -> bool:
-        """Whether the last of `freeze` and `thaw` was `freeze`."""
+        """Return whether the last of `freeze` and `thaw` was `freeze`."""
         return _number(self._file("freezer", "freezer.self_freezing", "cgroup.freeze")) == 1
 
-    def _tell_freezer(self, v1: str, v2: str) -> bool:
+    def _set_freezer(self, v1: str, v2: str) -> bool:
         word = v2 if _is_v2() else v1
         try:
             # Without O_CREAT: where the group is gone, that is the answer.
@@ -120,11 +120,11 @@ class Cgroup:
         return True
 
     def kill(self, timeout: float = _EMPTY_TIMEOUT, *, first: int | None = None) -> bool:
-        """SIGKILL to everything in it, frozen or not, and waits for the end; whether it is empty now.
+        """Send SIGKILL to everything in it, frozen or not, and wait for the end; return whether it is empty now.
 
         Args:
-            timeout: seconds.
-            first: a process that has to end before any other is touched, so that it cannot tell of their ends.
+            timeout: in seconds.
+            first: a process that has to end before any other is touched, so that it cannot report their ends.
         """
         deadline = time.monotonic() + timeout
         while pids := sorted(self.pids()):
@@ -150,7 +150,7 @@ class Cgroup:
                 os.close(handle)
 
     def remove(self) -> bool:
-        """Removes the empty group; whether there was one.  A group with processes stays."""
+        """Remove the empty group; return whether there was one.  A group with processes stays."""
         return any([_remove(directory) for directory in self._directories()])
 
     def _directories(self) -> list[Path]:
@@ -164,12 +164,12 @@ class Cgroup:
 
 
 def cpu_quota(cpus: float) -> int:
-    """Microseconds per 100 ms for that many cores."""
+    """Return the microseconds per 100 ms for that many cores."""
     return max(_MIN_QUOTA_US, round(cpus * _PERIOD_US))
 
 
 def names(tag: str) -> set[str]:
-    """Names of the sandboxes' groups that this node has in any hierarchy."""
+    """Return the names of the sandboxes' groups that this node has in any hierarchy."""
     hierarchies = [_ROOT] if _is_v2() else _v1_hierarchies()
     found: set[str] = set()
     for hierarchy in hierarchies:
@@ -179,7 +179,7 @@ def names(tag: str) -> set[str]:
 
 
 def remove_parent(tag: str) -> bool:
-    """Removes the node's own group once no sandbox is left in it; whether there was one."""
+    """Remove the node's own group once no sandbox is left in it; return whether there was one."""
     hierarchies = [_ROOT] if _is_v2() else _v1_hierarchies()
     return any([_remove(hierarchy / parent_name(tag)) for hierarchy in hierarchies])
 
@@ -201,7 +201,7 @@ def _remove(directory: Path) -> bool:
 
 
 def _kill(pid: int) -> int | None:
-    """Kills through a handle, so that a pid used again cannot be hit later; ``None`` when it is gone already."""
+    """Kill through a handle, so that a pid used again cannot be hit later; return ``None`` when it is gone already."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -227,7 +227,7 @@ def _number(path: Path) -> int:
 
 
 def _counter(path: Path, key: str) -> int:
-    """A ``key value`` line of a flat file; 0 when there is none."""
+    """Return the value of a ``key value`` line of a flat file; 0 when there is none."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

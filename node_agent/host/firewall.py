@@ -70,7 +70,7 @@ class Firewall:
         self._lock = threading.Lock()
 
     def ensure(self) -> None:
-        """Puts the rules in place.  Idempotent, and cheap when they are there.
+        """Put the rules in place.  Idempotent, and cheap when they are there.
 
         Raises:
             CommandError: ``nft`` is missing or refused.
@@ -81,7 +81,7 @@ class Firewall:
             self._open_docker()
 
     def remove(self) -> list[str]:
-        """Takes all rules away; tells what was there.  Idempotent."""
+        """Remove all rules; return a phrase for each that was there.  Idempotent."""
         with self._lock:
             gone = [f"iptables rule {' '.join(rule)}" for rule in self._docker_rules() if self._iptables("-D", rule)]
             if self._present():
@@ -111,7 +111,7 @@ class Firewall:
                 self._iptables("-I", rule)
 
     def _iptables(self, action: str, rule: tuple[str, ...]) -> bool:
-        """Whether the command succeeded; without iptables or without Docker's chain there is nothing to open."""
+        """Return whether the command succeeded; without iptables or without Docker's chain there is nothing to open."""
         try:
             run(["iptables", "-w", "5", action, *rule])
         except CommandError:

@@ -55,7 +55,7 @@ class Images:
 
     @property
     def client(self) -> docker.APIClient:
-        """This thread's client.
+        """The client of this thread.
 
         Raises:
             DockerException: the engine cannot be reached.
@@ -66,7 +66,7 @@ class Images:
         return client
 
     def resolve(self, reference: str) -> Image:
-        """The image of ``reference``, pulled when the engine does not have it.
+        """Return the image of ``reference``, pulled when the engine does not have it.
 
         Concurrent calls for one reference share one pull.
 
@@ -86,7 +86,7 @@ class Images:
         return image
 
     def local(self) -> list[str]:
-        """Ids and registry digests of all images of the engine, sorted.
+        """Return the ids and registry digests of all images of the engine, sorted.
 
         Raises:
             RuntimeFailure: ``BUSY`` when the engine does not answer.
@@ -101,7 +101,7 @@ class Images:
         return sorted(found)
 
     def export(self, image: Image, owner: str) -> Iterator[bytes]:
-        """The image's file system as a tar stream.
+        """Yield the image's file system as a tar stream.
 
         Args:
             owner: label value on the container that the engine needs for it, so that a sweep finds it after a crash.
@@ -119,7 +119,7 @@ class Images:
             raise _refused(image.id, f"it could not be exported: {_cause(error)}", error) from error
 
     def sweep_exports(self, owner: str) -> list[str]:
-        """Removes containers that an interrupted `export` left; tells which."""
+        """Remove containers that an interrupted `export` left; return a phrase for each."""
         try:
             left = self.client.containers(all=True, filters={"label": f"{OWNER}={owner}"})
             for entry in left:
@@ -134,7 +134,7 @@ class Images:
         except ImageNotFound:
             return None
         except _ENGINE_ERRORS as error:
-            raise _refused(reference, f"the Docker engine does not tell of it: {_cause(error)}", error) from error
+            raise _refused(reference, f"the Docker engine cannot inspect it: {_cause(error)}", error) from error
         return _image(reference, answer)
 
     def _pull(self, reference: str) -> None:
@@ -155,7 +155,7 @@ class Images:
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Repository, and tag or digest (``latest`` where the reference names none)."""
+    """Return repository, and tag or digest (``latest`` where the reference names none)."""
     name, at, digest = reference.partition("@")
     if at:
         # A tag beside a digest says nothing more.
@@ -178,14 +178,14 @@ def _image(reference: str, answer: dict[str, Any]) -> Image:
 
 
 def _words(value: list[str] | str | None) -> tuple[str, ...]:
-    """Old images hold a string where a list is meant; a shell reads it."""
+    """Return the words of a command; old images hold a string where a list is meant, for a shell to read."""
     if isinstance(value, str):
         return ("/bin/sh", "-c", value) if value else ()
     return tuple(value or ())
 
 
 def _digest(reference: str, answer: dict[str, Any]) -> str:
-    """The registry's digest under the name that was asked for, if there is one; else any; else the id."""
+    """Return the registry's digest under the name that was asked for, if there is one; else any; else the id."""
     repository = split_reference(reference)[0]
     known: list[str] = answer.get("RepoDigests") or []
     for text in sorted(known, key=lambda text: text.partition("@")[0] != repository):
@@ -211,9 +211,9 @@ def _failure(reference: str, problem: str) -> RuntimeFailure:
 
 
 def _refused(reference: str, problem: str, error: Exception) -> RuntimeFailure:
-    """What an error of the engine means: its own word is about the image; without one the engine is away for a while.
+    """Translate an error of the engine: an answer is about the image; without one the engine is away for a while.
 
-    An engine that starts anew must not fail every sandbox that is created meanwhile: ``BUSY`` is asked again.
+    An engine that restarts must not fail every sandbox that is created meanwhile: ``BUSY`` is asked again.
     """
     if isinstance(error, APIError):
         return _failure(reference, problem)

@@ -57,7 +57,7 @@ class Networks:
         self.firewall = Firewall(tag, f"sb{tag}")
 
     def create(self) -> Net:
-        """A new network, firewalled before its first packet.
+        """Make a network, firewalled before its first packet.
 
         Raises:
             RuntimeFailure: ``CAPACITY`` when the pool is used up; ``INTERNAL`` when the host refuses.
@@ -73,7 +73,7 @@ class Networks:
         return net
 
     def rebuild(self, net: Net) -> None:
-        """Makes the same network again, with the same addresses: what a restored sandbox needs.
+        """Make the same network again, with the same addresses: what a restored sandbox needs.
 
         Raises:
             RuntimeFailure: the host refuses, e.g. because the addresses were taken meanwhile.
@@ -88,14 +88,21 @@ class Networks:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"network {net.namespace}: {error}") from error
 
     def remove(self, net: Net) -> None:
-        """Removes namespace and veth.  Idempotent."""
+        """Remove namespace and veth.  Idempotent."""
         with contextlib.suppress(CommandError):  # not there: that is what we want
             run(["ip", "link", "delete", net.host_interface])
         if net.path.exists():
             run(["ip", "netns", "delete", net.namespace])
 
     def sweep(self, owned: set[str]) -> list[str]:
-        """Removes this node's namespaces and veths that no sandbox in ``owned`` (namespace names) has."""
+        """Remove this node's namespaces and veths that no sandbox owns.
+
+        Args:
+            owned: names of the namespaces that sandboxes have.
+
+        Returns:
+            A phrase for each thing that was removed.
+        """
         gone: list[str] = []
         for namespace in _names(Path("/run/netns"), rf"sb{self._tag}[0-9a-f]{{3}}"):
             if namespace not in owned:
@@ -153,7 +160,7 @@ class Networks:
 
 
 def free_subnet(pool: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
-    """A /30 of ``pool`` that this host does not use.  Hold `host_wide_lock` until it does.
+    """Return a /30 of ``pool`` that this host does not use.  Hold `host_wide_lock` until it does.
 
     Raises:
         RuntimeFailure: ``CAPACITY`` when there is none.
@@ -166,7 +173,7 @@ def free_subnet(pool: ipaddress.IPv4Network) -> ipaddress.IPv4Network:
 
 
 def _routed_inside(pool: ipaddress.IPv4Network) -> list[ipaddress.IPv4Network]:
-    """Destinations that this host routes inside ``pool``; wider routes lose against our /30 and do not count."""
+    """Return what this host routes inside ``pool``; wider routes lose against our /30 and do not count."""
     routes = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]) or b"[]")
     found: list[ipaddress.IPv4Network] = []
     for route in routes:
@@ -184,7 +191,7 @@ def _names(directory: Path, pattern: str) -> set[str]:
 
 
 def enable_forwarding() -> None:
-    """Lets this host route between its interfaces."""
+    """Let this host route between its interfaces."""
     switch = Path("/proc/sys/net/ipv4/ip_forward")
     if switch.read_text().strip() != "1":
         switch.write_text("1")
@@ -192,7 +199,7 @@ def enable_forwarding() -> None:
 
 @contextlib.contextmanager
 def host_wide_lock() -> Iterator[None]:
-    """One at a time among all agents of this host: subnets and names of interfaces are chosen inside."""
+    """Let one at a time in among all agents of this host: subnets and names of interfaces are chosen inside."""
     _LOCK.parent.mkdir(parents=True, exist_ok=True)
     with _LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

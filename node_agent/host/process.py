@@ -122,11 +122,11 @@ class HasFileno(Protocol):
     """Something with a descriptor."""
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
 
 
 def readable(source: int | HasFileno, seconds: float) -> bool:
-    """Whether ``source`` became readable (a pidfd: whether its process ended) within ``seconds``.
+    """Wait for ``source`` to become readable (a pidfd: for its process to end); return ``False`` after ``seconds``.
 
     ``poll``, because ``select`` refuses descriptors from 1024 up, and a busy node has more.
     """

@@ -42,7 +42,7 @@ class Volumes:
         self._lock = threading.Lock()
 
     def ensure(self, directory: Path, size_mb: int) -> "Volume":
-        """The mounted volume of ``directory``, made if it is not there, with ``size_mb`` MiB.
+        """Return the mounted volume of ``directory``, made if it is not there, with ``size_mb`` MiB.
 
         Raises:
             RuntimeFailure: ``DISK_FULL`` when the host has no room; ``CONFLICT`` when an earlier generation's volume is
@@ -97,7 +97,7 @@ class Volume:
         return os.path.ismount(self.path)
 
     def mount(self, *, fresh: bool = False) -> None:
-        """Mounts it; does nothing when it is mounted.
+        """Mount it, if it is not mounted.
 
         Args:
             fresh: whether nobody can have mounted it before, which saves a look.
@@ -117,11 +117,11 @@ class Volume:
             mounts.mount(str(device), self.path, "ext4", flags, "discard,noinit_itable")
 
     def unmount(self) -> None:
-        """Detaches the volume and everything mounted below it.  Idempotent."""
+        """Detach the volume and everything mounted below it.  Idempotent."""
         mounts.unmount_below(self.path)
 
     def destroy(self) -> None:
-        """Removes the volume with its content.  Idempotent."""
+        """Remove the volume with its content.  Idempotent."""
         self.unmount()
         self.image.unlink(missing_ok=True)
         self.image.with_suffix(".partial").unlink(missing_ok=True)
@@ -129,19 +129,19 @@ class Volume:
             self.path.rmdir()
 
     def used_mb(self) -> float:
-        """MiB taken by its content."""
+        """Return the MiB taken by its content."""
         status = os.statvfs(self.path)
         return (status.f_blocks - status.f_bfree) * status.f_frsize / MIB
 
     def full(self) -> bool:
-        """Whether a writer inside would get ENOSPC now, for want of blocks or of inodes."""
+        """Return whether a writer inside would get ENOSPC now, for want of blocks or of inodes."""
         status = os.statvfs(self.path)
         return status.f_bavail * status.f_frsize < _FULL_BELOW or status.f_favail == 0
 
 
 @contextlib.contextmanager
 def _whole_or_gone(path: Path) -> Iterator[Path]:
-    """Where to write what becomes ``path`` at the end; after a failure it is gone, with the room that it took."""
+    """Yield the path to write what becomes ``path`` at the end; after a failure it is gone, with the room it took."""
     partial = path.with_suffix(".partial")
     try:
         yield partial
@@ -159,7 +159,7 @@ def _format(path: Path, size_mb: int) -> None:
 
 
 def _check_size(volume: Volume, size_mb: int) -> None:
-    """A volume keeps its size: without a journal ext4 grows only while unmounted, and another namespace may hold it."""
+    """Refuse another size: without a journal ext4 grows only while unmounted, and another namespace may hold it."""
     present = volume.image.stat().st_size // MIB
     if present != size_mb:
         raise RuntimeFailure(
@@ -170,7 +170,7 @@ def _check_size(volume: Volume, size_mb: int) -> None:
 
 
 def _copy_sparse(source: Path, target: Path) -> None:
-    """Copies data and leaves holes."""
+    """Copy data and leave holes."""
     with source.open("rb") as reader, target.open("wb") as writer:
         size = os.fstat(reader.fileno()).st_size
         writer.truncate(size)
@@ -195,7 +195,7 @@ def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
 
 
 def remove_tree(directory: Path) -> None:
-    """Unmounts whatever is mounted below ``directory`` and removes it.  Idempotent."""
+    """Unmount whatever is mounted below ``directory`` and remove it.  Idempotent."""
     mounts.unmount_below(directory)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(directory)

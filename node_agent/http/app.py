@@ -120,10 +120,9 @@ class LimitBody:
             await self._app(scope, receive, send)
             return
         bound = limits.MAX_FILE_BODY if scope["path"].endswith(FILES_SUFFIX) else limits.MAX_JSON_BODY
-        error = NodeError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body may have {bound} bytes at most")
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdecimal() and int(announced) > bound:
-            await _error_response(error)(scope, receive, send)
+            await _error_response(_too_large(bound))(scope, receive, send)
             return
         received = 0
 
@@ -132,10 +131,14 @@ class LimitBody:
             message = await receive()
             received += len(message.get("body", b""))
             if received > bound:
-                raise error
+                raise _too_large(bound)
             return message
 
         await self._app(scope, bounded, send)
+
+
+def _too_large(bound: int) -> NodeError:
+    return NodeError(ErrorCode.PAYLOAD_TOO_LARGE, f"the body may have {bound} bytes at most")
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from datetime import UTC, datetime
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
@@ -27,15 +27,16 @@ from gateway.wire.states import LIVE, DeathReason, SandboxState
 from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.runtime.base import Death, EngineState, Found, Order, SandboxRuntime
 from node_agent.sandboxes.model import NodeSandbox
-from node_agent.sandboxes.table import Entry, SandboxTable
+from node_agent.sandboxes.table import Entry, SandboxTable, done
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 DELETE_WAIT: Final = 120.0  # above what an engine takes for its longest delete
 FIRST_WATCH_PAUSE: Final = 1.0
 MAX_WATCH_PAUSE: Final = 30.0
+
+_DEATH_BY_CODE: Final = {ErrorCode.IMAGE_ERROR: DeathReason.IMAGE_ERROR, ErrorCode.DISK_FULL: DeathReason.DISK_FULL}
+"""Why a sandbox never ran, where the engine gave a code only."""
 
 
 class OnGone(Protocol):
@@ -112,7 +113,7 @@ class SandboxManager:
         """
         sandbox = self._table.settled(sandbox_id, generation).sandbox
         if sandbox.state is not SandboxState.RUNNING:
-            raise _not_running(sandbox)
+            raise sandbox.not_running()
         return self._runtimes[sandbox.runtime]
 
     def used_disk_mb(self) -> int:
@@ -144,7 +145,7 @@ class SandboxManager:
         with self._table.lock:
             former = self._table.fenced(order.sandbox_id, order.generation)
             if former is not None and former.generation == order.generation:
-                return _attach(former, order)
+                return former.attach(order)
             self._admit(order, runtime, former)
             entry = Entry(NodeSandbox.ordered(order, runtime))
             if former is not None:
@@ -201,7 +202,7 @@ class SandboxManager:
             self._watch(entry)
             entry.created.set_result(entry.sandbox)
         else:
-            entry.created.set_exception(_overtaken_error(entry))
+            entry.created.set_exception(entry.overtaken_error())
 
     def _create_failed(self, entry: Entry, former: Entry | None, error: NodeError) -> None:
         with self._table.lock:
@@ -212,7 +213,7 @@ class SandboxManager:
                 reason = error.reason or _DEATH_BY_CODE.get(error.code, DeathReason.START_ERROR)
                 entry.sandbox = entry.sandbox.died(Death(reason, None, error.message, datetime.now(UTC)))
         entry.ended.set()
-        entry.created.set_exception(_overtaken_error(entry) if overtaken else error)
+        entry.created.set_exception(entry.overtaken_error() if overtaken else error)
 
     def _undo(self, entry: Entry, former: Entry | None) -> None:
         """Restore what an order was to replace of which nothing came: it is listed, counted and deletable again."""
@@ -236,7 +237,7 @@ class SandboxManager:
         with self._table.lock:
             entry = self._table.fenced(sandbox_id, generation)
             if entry is None:
-                return _done(None)
+                return done(None)
             if entry.deleted is not None and not entry.deleted.done():
                 return entry.deleted
             if entry.sandbox.state is not SandboxState.DELETING:
@@ -285,7 +286,7 @@ class SandboxManager:
             if entry.sandbox.state is after:
                 return entry.sandbox
             if entry.sandbox.state is not before or not self._table.is_newest(entry):
-                raise _not_running(entry.sandbox)
+                raise entry.sandbox.not_running()
             runtime = self._runtime(entry)
             (runtime.pause if after is SandboxState.PAUSED else runtime.resume)(entry.id)
             with self._table.lock:
@@ -382,24 +383,6 @@ def shortfall(free: Shape, wanted: Shape) -> str | None:
     return f"this node has no room: {details}"
 
 
-def _attach(present: Entry, order: Order) -> "Future[NodeSandbox]":
-    """Return what became, or will become, of an order that is already here.
-
-    Raises:
-        NodeError: ``CONFLICT`` where it is another order.
-    """
-    if present.sandbox.order.spec_hash != order.spec_hash:
-        raise NodeError(
-            ErrorCode.CONFLICT,
-            f"sandbox {order.sandbox_id} is here in generation {order.generation} with another spec",
-        )
-    if present.deleted is not None:
-        raise _overtaken_error(present)
-    if present.created.done() and present.created.exception() is None:
-        return _done(present.sandbox)  # as it stands now, not as it was when it was created
-    return present.created
-
-
 def _await_delete(former: Entry | None) -> None:
     """Wait for a delete of the former generation: it must not meet the new one in the engine."""
     if former is None or former.deleted is None:
@@ -412,36 +395,5 @@ def _await_delete(former: Entry | None) -> None:
         ) from error
 
 
-def _done(result: T) -> "Future[T]":
-    future: Future[T] = Future()
-    future.set_result(result)
-    return future
-
-
 def _removed(detail: str) -> Death:
     return Death(DeathReason.DELETED, None, detail, datetime.now(UTC))
-
-
-_DEATH_BY_CODE: Final = {ErrorCode.IMAGE_ERROR: DeathReason.IMAGE_ERROR, ErrorCode.DISK_FULL: DeathReason.DISK_FULL}
-"""Why a sandbox never ran, where the engine gave a code only."""
-
-
-def _not_running(sandbox: NodeSandbox) -> NodeError:
-    """Return the refusal of work that needs running processes."""
-    death = sandbox.death
-    detail = f": {death.detail}" if death and death.detail else ""
-    hint = "; resume it first" if sandbox.state is SandboxState.PAUSED else ""
-    return NodeError(
-        ErrorCode.SANDBOX_NOT_RUNNING,
-        f"sandbox {sandbox.id} is {sandbox.state}{detail}{hint}",
-        state=sandbox.state,
-        reason=death.reason if death else None,
-    )
-
-
-def _overtaken_error(entry: Entry) -> NodeError:
-    """Return the answer to a create that a delete or a newer generation broke."""
-    return NodeError(
-        ErrorCode.CONFLICT,
-        f"sandbox {entry.id}, generation {entry.generation}, was deleted or replaced while it was being created",
-    )

@@ -4,9 +4,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Self
 
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import LIVE, SANDBOX_TRANSITIONS, DeathReason, SandboxState, next_state
+from node_agent.errors import NodeError
 from node_agent.runtime.base import Death, EngineState, Found, Order
 
 HOLDING: Final = LIVE | {SandboxState.DELETING}
@@ -69,6 +71,17 @@ class NodeSandbox:
     def died(self, death: Death) -> Self:
         """Return the sandbox once its first process is gone."""
         return replace(self.moved(_end_state(death)), death=death)
+
+    def not_running(self) -> NodeError:
+        """Return the refusal of work that needs running processes."""
+        detail = f": {self.death.detail}" if self.death and self.death.detail else ""
+        hint = "; resume it first" if self.state is SandboxState.PAUSED else ""
+        return NodeError(
+            ErrorCode.SANDBOX_NOT_RUNNING,
+            f"sandbox {self.id} is {self.state}{detail}{hint}",
+            state=self.state,
+            reason=self.death.reason if self.death else None,
+        )
 
     def inventory_item(self, live_execs: int) -> InventoryItem:
         """Return the sandbox as a heartbeat lists it."""

@@ -8,12 +8,16 @@ newer one is here.  Memory only; after a restart the manager rebuilds it from wh
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
 from node_agent.errors import NodeError
+from node_agent.runtime.base import Order
 from node_agent.sandboxes.model import HOLDING, NodeSandbox
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -45,6 +49,29 @@ class Entry:
     def was_deleted(self) -> bool:
         """Whether its delete came to its end without a failure."""
         return self.deleted is not None and self.deleted.done() and self.deleted.exception() is None
+
+    def attach(self, order: Order) -> "Future[NodeSandbox]":
+        """Return what became, or will become, of an order for this generation.
+
+        Raises:
+            NodeError: ``CONFLICT`` where it is another order, or the sandbox is deleted.
+        """
+        if self.sandbox.order.spec_hash != order.spec_hash:
+            raise NodeError(
+                ErrorCode.CONFLICT, f"sandbox {self.id} is here in generation {self.generation} with another spec"
+            )
+        if self.deleted is not None:
+            raise self.overtaken_error()
+        if self.created.done() and self.created.exception() is None:
+            return done(self.sandbox)  # as it stands now, not as it was when it was created
+        return self.created
+
+    def overtaken_error(self) -> NodeError:
+        """Return the answer to a create that a delete or a newer generation broke."""
+        return NodeError(
+            ErrorCode.CONFLICT,
+            f"sandbox {self.id}, generation {self.generation}, was deleted or replaced while it was being created",
+        )
 
 
 class SandboxTable:
@@ -130,3 +157,10 @@ class SandboxTable:
         with self.lock:
             if self.is_newest(entry):
                 del self._by_id[entry.id]
+
+
+def done(result: T) -> "Future[T]":
+    """Return a future that has this result already."""
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
