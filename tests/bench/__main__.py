@@ -24,7 +24,7 @@ DAEMONS = ("gateway", "autoscaler", "node")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the bench; 0 when everything could be measured."""
+    """Run the bench and return 0 when everything could be measured."""
     options = _parser().parse_args(arguments)
     if os.geteuid() != 0:
         print("error: the bench starts real engines; run it as root", file=sys.stderr)
@@ -82,7 +82,7 @@ def _contenders(service: Up, scratch: Path, *, docker: bool) -> list[Contender]:
 
 
 def _works(contender: Contender) -> bool:
-    """Whether it can do one round, which also unpacks images and warms caches; the service has to."""
+    """Try one round, which also unpacks images and warms caches; the service has to pass it."""
     try:
         measures.lives([contender], 1)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ class Summary:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> "Summary":
-        """Of at least one sample.  The 95th percentile is the smallest sample that 95 % do not exceed."""
+        """Summarise at least one sample.  The 95th percentile is the smallest sample that 95 % do not exceed."""
         ordered = sorted(samples)
         rank = -(-95 * len(ordered) // 100)  # rounded up
         return cls(median(ordered), ordered[rank - 1], len(ordered))
@@ -35,13 +35,13 @@ class Measure:
     by: Mapping[str, Summary]
 
     def ratio(self, contender: str) -> float | None:
-        """The service's median over that contender's; ``None`` where one of the two did not take part."""
+        """Return the service's median over that contender's; ``None`` where one of the two did not take part."""
         if SERVICE not in self.by or contender not in self.by or not self.by[contender].median:
             return None
         return self.by[SERVICE].median / self.by[contender].median
 
     def as_json(self) -> dict[str, Any]:
-        """For programs: summaries and ratios by contender."""
+        """Return summaries and ratios by contender, for programs."""
         others = [name for name in self.by if name != SERVICE]
         return {
             "name": self.name,
@@ -67,5 +67,5 @@ class PlanTime:
         return self.cpu.median / self.tenth.median
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the figures for programs."""
         return {**asdict(self), "growth": self.growth, "aim_ms": PLAN_AIM_MS}

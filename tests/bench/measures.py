@@ -34,14 +34,14 @@ class Samples:
 
 
 def milliseconds(act: Callable[[*Given], object], *given: *Given) -> float:
-    """How long the call took."""
+    """Return how long the call took, in milliseconds."""
     started = time.monotonic()
     act(*given)
     return (time.monotonic() - started) * 1000
 
 
 def lives(contenders: Sequence[Contender], rounds: int) -> list[Measure]:
-    """Create to the end of the first exec, and delete."""
+    """Measure create to the end of the first exec, and delete."""
     first, gone = Samples("create → first exec", "ms"), Samples("delete", "ms")
     for _ in range(rounds):
         for contender in contenders:
@@ -56,7 +56,7 @@ def lives(contenders: Sequence[Contender], rounds: int) -> list[Measure]:
 
 
 def calls(contenders: Sequence[Contender], execs: int, pauses: int) -> list[Measure]:
-    """What is done to a running sandbox again and again."""
+    """Measure what is done to a running sandbox again and again."""
     execution, pause, resume = Samples("exec", "ms"), Samples("pause", "ms"), Samples("resume", "ms")
     with _one_each(contenders) as running:
         for contender, name in running:
@@ -72,7 +72,7 @@ def calls(contenders: Sequence[Contender], execs: int, pauses: int) -> list[Meas
 
 
 def files(contenders: Sequence[Contender], rounds: int, directory: Path) -> list[Measure]:
-    """A file of 256 MiB in and out, checked by its size, in milliseconds."""
+    """Measure a file of 256 MiB in and out, checked by its size."""
     up, down = Samples("upload 256 MiB", "ms"), Samples("download 256 MiB", "ms")
     source, target = directory / "source", directory / "target"
     _write_random(source)
@@ -88,7 +88,7 @@ def files(contenders: Sequence[Contender], rounds: int, directory: Path) -> list
 
 
 def idle_memory(contenders: Sequence[Contender], count: int) -> Measure:
-    """What one idle sandbox holds: every process that is there for it alone."""
+    """Measure the memory of one idle sandbox: of every process that is there for it alone."""
     held = Samples("memory of an idle sandbox", "MiB")
     for contender in contenders:
         names = [new_id() for _ in range(count)]
@@ -104,7 +104,7 @@ def idle_memory(contenders: Sequence[Contender], count: int) -> Measure:
 
 
 def new_id() -> str:
-    """An id that nothing else on this machine has."""
+    """Return an id that nothing else on this machine has."""
     return f"bench-{uuid4().hex[:12]}"
 
 

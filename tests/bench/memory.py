@@ -7,12 +7,12 @@ MIB = 1024 * 1024
 
 
 def pss(pids: Iterable[int]) -> float:
-    """MiB that these processes hold together; those that are gone count nothing."""
+    """Return the MiB that these processes hold together; those that are gone count nothing."""
     return sum(_pss(pid) for pid in pids) / MIB
 
 
 def pids_naming(text: str) -> Iterator[int]:
-    """Processes that name ``text`` in their command line."""
+    """Yield the processes that name ``text`` in their command line."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

@@ -12,7 +12,7 @@ from tests.bench.figures import PLAN_AIM_MS, SERVICE, Measure, PlanTime, Summary
 
 
 def show(measures: Sequence[Measure], daemons: Mapping[str, float], machine: Mapping[str, Any]) -> None:
-    """Prints one row a measure: every contender's median (p95), and the service's ratio to each."""
+    """Print one row a measure: every contender's median (p95), and the service's ratio to each."""
     others = _others(measures)
     table = Table(title="median (p95); × is the service's median over that engine's", title_justify="left")
     table.add_column("")
@@ -32,7 +32,7 @@ def show(measures: Sequence[Measure], daemons: Mapping[str, float], machine: Map
 
 
 def show_plans(plans: Sequence[PlanTime]) -> None:
-    """Prints one row a case of the plan's bench."""
+    """Print one row a case of the plan's bench."""
     title = "one plan of the autoscaler: 1,000 nodes, 10,000 waiting sandboxes, 5 pools; median (p95)"
     table = Table(title=title, title_justify="left")
     table.add_column("waiting")
@@ -52,7 +52,7 @@ def write(
     daemons: Mapping[str, float] | None = None,
     machine: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes everything as JSON."""
+    """Write everything as JSON."""
     content = {
         "machine": dict(machine or {}),
         "measures": [measure.as_json() for measure in measures],
