@@ -16,7 +16,6 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from gateway.wire.system import DISTRIBUTION, installed_version
-from sandboxes.errors import CommandFailed
 
 ENTRY_POINTS: Final = "sandbox_fleet.commands"
 
@@ -26,20 +25,20 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("sandboxes.local.demo", "Start the service, say hello from a sandbox, and take everything down again."),
     "doctor": ("sandboxes.doctor", "Look at this machine and name what is missing, with the cure."),
     "run": ("sandboxes.client", "Create a sandbox, run one command in it, and delete it."),
-    "ls": ("sandboxes.client", "List sandboxes."),
+    "ls": ("sandboxes.fleet", "List sandboxes."),
     "exec": ("sandboxes.client", "Run a command in a sandbox."),
     "cp": ("sandboxes.client", "Copy a file into or out of a sandbox."),
     "logs": ("sandboxes.client", "Print the output of a sandbox's first process."),
-    "rm": ("sandboxes.client", "Delete sandboxes."),
-    "pause": ("sandboxes.client", "Freeze all processes of sandboxes."),
-    "resume": ("sandboxes.client", "Thaw paused sandboxes."),
-    "restart": ("sandboxes.client", "Start sandboxes anew, with their workspace."),
-    "nodes": ("sandboxes.client", "List the nodes of the fleet."),
-    "capacity": ("sandboxes.capacity", "Ask for capacity before it is needed."),
-    "token": ("gateway.cli", "Make, list and revoke tokens."),
+    "rm": ("sandboxes.fleet", "Delete sandboxes."),
+    "pause": ("sandboxes.fleet", "Freeze all processes of sandboxes."),
+    "resume": ("sandboxes.fleet", "Thaw paused sandboxes."),
+    "restart": ("sandboxes.fleet", "Start sandboxes anew, with their workspace."),
+    "nodes": ("sandboxes.fleet", "List the nodes of the fleet."),
+    "capacity": ("sandboxes.fleet", "Ask for capacity before it is needed."),
+    "token": ("gateway.cli", "Create, list and revoke tokens."),
     "gateway": ("gateway.cli", "Run the gateway, or print its OpenAPI document."),
     "simulate": ("simulator.cli", "Play a demand trace through the autoscaler on virtual time: cost, waiting, churn."),
-    "bootstrap": ("sandboxes.bootstrap.ucloud", "Order the gateway's own machine on a cloud without Terraform."),
+    "bootstrap": ("sandboxes.bootstrap", "Order the gateway's own machine on a cloud without Terraform."),
 }
 ROLE_HELP: Final = {
     "autoscaler": "Run the autoscaler, or look at its plan.",
@@ -52,12 +51,12 @@ def _roles() -> dict[str, EntryPoint]:
 
 
 def _load(name: str) -> Any:
-    """The real command behind ``name``."""
+    """Import and return the command behind ``name``."""
     try:
         app = importlib.import_module(COMMANDS[name][0]).app if name in COMMANDS else _roles()[name].load()
     except ModuleNotFoundError as error:
         extra = name if name in ROLE_HELP else "all"
-        raise CommandFailed(
+        raise click.ClickException(
             f"'sandboxes {name}' needs the Python package {error.name!r}, which is not installed here;"
             f" install it with: pip install '{DISTRIBUTION}[{extra}]'"
         ) from error
@@ -95,7 +94,7 @@ def _root(
 
 
 def application() -> typer.Typer:
-    """The whole command line."""
+    """Build the whole command line."""
     # Locals stay out of tracebacks: they may hold tokens.
     app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, pretty_exceptions_show_locals=False)
     app.callback()(_root)
@@ -103,7 +102,7 @@ def application() -> typer.Typer:
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Runs one command line.
+    """Run one command line.
 
     Args:
         arguments: the words after the program's name; ``None`` takes this process's own.

@@ -1,4 +1,4 @@
-"""A command in a sandbox at the terminal's end: output as bytes, input as bytes, Ctrl-C, and the exit code."""
+"""A command in a sandbox attached to this terminal: input and output as bytes, Ctrl-C, and the exit code."""
 
 import os
 import select
@@ -11,8 +11,7 @@ from types import FrameType
 from typing import Any, BinaryIO, Final
 
 from gateway.wire.states import ExecStatus
-from sandboxes.connection import SERVICE_FAILED
-from sandboxes.errors import CommandFailed
+from sandboxes.errors import ServiceFailedError
 from ucloud_sandboxes_sdk import (
     ExecHandle,
     SandboxApiError,
@@ -26,7 +25,7 @@ READ: Final = 64 * 1024
 BLOCK: Final = 512 * 1024
 STDIN: Final = 0
 BROKEN_PIPE: Final = 128 + signal.SIGPIPE
-TERMINAL: Final = frozenset({ExecStatus.EXITED, ExecStatus.FAILED})
+ENDED: Final = frozenset({ExecStatus.EXITED, ExecStatus.FAILED})
 
 
 class _Input:
@@ -45,7 +44,7 @@ class _Input:
             while not eof:
                 data, eof = _read_stdin()
                 answer = self._client.write_exec_stdin(self._session_id, data, eof=eof)
-                if answer.get("session", {}).get("status") in TERMINAL:
+                if answer.get("session", {}).get("status") in ENDED:
                     return
         except StdinClosedError:
             return
@@ -54,7 +53,7 @@ class _Input:
             self._kill()
 
     def _kill(self) -> None:
-        # It would wait for the rest of its input for ever.
+        # The command would wait for the rest of its input for ever.
         try:
             self._client.signal_exec(self._session_id, signal.SIGKILL)
         except SandboxApiError as error:
@@ -62,12 +61,15 @@ class _Input:
 
 
 def follow(handle: ExecHandle, *, stdin: bool, pass_interrupt: bool = True) -> int:
-    """Writes out what a command says as it says it, and returns its exit code.
+    """Write out the output of a command as it comes, and return its exit code.
 
-    With ``pass_interrupt`` Ctrl-C goes on to the command as SIGINT, and a second one kills its process group.
+    Args:
+        handle: of the running command.
+        stdin: send this process's standard input to it.
+        pass_interrupt: send a first Ctrl-C on to the command as SIGINT, and kill its process group at a second one.
 
     Raises:
-        CommandFailed: the outcome cannot be known (exit code 125).
+        ServiceFailedError: the outcome cannot be known.
         KeyboardInterrupt: on the third Ctrl-C, or the first without ``pass_interrupt``.
     """
     source = _Input(handle) if stdin else None
@@ -85,15 +87,15 @@ def follow(handle: ExecHandle, *, stdin: bool, pass_interrupt: bool = True) -> i
             _discard_stdout()
             return BROKEN_PIPE
     if source and source.failure:
-        raise CommandFailed(f"the input was not delivered: {source.failure}", exit_code=SERVICE_FAILED)
+        raise ServiceFailedError(f"the input was not delivered: {source.failure}")
     return exit_code(handle.session)
 
 
 def exit_code(session: SandboxExecSession) -> int:
-    """The exit code to pass on; says on stderr what the code alone does not tell.
+    """Return the exit code to pass on; print on stderr what the code alone does not show.
 
     Raises:
-        CommandFailed: the session has none.
+        ServiceFailedError: the session has none.
     """
     if session.get("timed_out"):
         print("error: the command was killed by its timeout", file=sys.stderr)  # noqa: T201
@@ -104,14 +106,12 @@ def exit_code(session: SandboxExecSession) -> int:
         print(f"warning: the output was cut; in full it had {total}", file=sys.stderr)  # noqa: T201
     code = session.get("exit_code")
     if not isinstance(code, int):
-        raise CommandFailed(
-            f"the command's outcome is not known (session {session.get('id')})", exit_code=SERVICE_FAILED
-        )
+        raise ServiceFailedError(f"the command's outcome is not known (session {session['id']})")
     return code
 
 
 def as_json(result: SandboxExecResult, sandbox_id: str) -> dict[str, Any]:
-    """A finished command for programs."""
+    """Return a finished command as JSON for programs."""
     return {
         "sandbox_id": sandbox_id,
         "session_id": result.session_id,
@@ -128,7 +128,7 @@ def as_json(result: SandboxExecResult, sandbox_id: str) -> dict[str, Any]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """TERM and HUP end the block as an exception does, so that what it made is taken away again."""
+    """Let SIGTERM and SIGHUP end the block as an exception does, so that what it made is removed again."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -142,7 +142,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _read_stdin() -> tuple[bytes, bool]:
-    """Waits for input; takes what is there, up to a block, and tells whether it has ended."""
+    """Wait for input; return what is there, up to a block, and whether it has ended."""
     data = b""
     # The file descriptor itself: a buffered reader holds back what does not fill its buffer.
     while part := os.read(STDIN, READ):
@@ -162,5 +162,5 @@ def _write_out(handle: ExecHandle) -> None:
 
 
 def _discard_stdout() -> None:
-    """Keeps the interpreter from writing to the broken pipe once more at its end."""
+    """Keep the interpreter from writing to the broken pipe once more at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

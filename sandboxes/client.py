@@ -1,4 +1,4 @@
-"""The commands of the service's users.  Here those that work inside sandboxes: run, exec, cp, logs."""
+"""Client commands that work inside sandboxes: run, exec, cp, logs."""
 
 import sys
 from collections.abc import Iterator
@@ -8,35 +8,25 @@ from uuid import uuid4
 
 import typer
 
-from sandboxes import attach, copy, fleet, output
-from sandboxes.arguments import (
+from sandboxes import attach, copy, output
+from sandboxes.connection import (
     CommandAfterDashes,
     CommandArgument,
+    Connect,
     CpusOption,
     DiskOption,
     EnvOption,
-    FindAccess,
-    GpusOption,
     IdArgument,
-    ImageArgument,
-    IsolationOption,
     JsonOption,
-    KeepOption,
     LabelOption,
     MemoryOption,
-    NameOption,
-    NetworkOption,
-    RuntimeOption,
     TimeoutOption,
-    TtlOption,
     environment,
-    gpu_wish,
     pairs,
-    with_access,
+    with_connection,
 )
-from sandboxes.connection import SERVICE_FAILED, failures, is_unreached
-from sandboxes.errors import CommandFailed
-from sandboxes.progress import waiting
+from sandboxes.errors import SERVICE_FAILED, ServiceFailedError, client_errors, never_sent
+from sandboxes.output import waiting
 from ucloud_sandboxes_sdk import (
     AuthenticationError,
     CreateProgress,
@@ -58,14 +48,27 @@ IDLE_SECONDS: Final = 600
 RUN_LABEL: Final = f"{output.INTERNAL}run"
 # The service refused before it made anything; a sandbox of that id, if there is one, is somebody else's.
 NOTHING_MADE: Final = (AuthenticationError, InvalidRequestError, NeverFitsError, SpecConflictError)
-REACH_SECONDS: Final = 12.0  # a restart of the gateway takes that long; where nobody was reached till then, nobody is
+REACH_SECONDS: Final = 12.0  # as long as a restart of the gateway takes; a service not reached by then is not there
 QUICK: Final = 0.1  # seconds in which a command that ends costs one round trip
+
+ImageArgument = Annotated[str, typer.Argument(metavar="IMAGE", help="Image reference, e.g. python:3.12-slim.")]
+NetworkOption = Annotated[str, typer.Option(metavar="none|bridge", help="No network, or outward only.")]
+TtlOption = Annotated[int | None, typer.Option(metavar="SECONDS", help="Delete the sandbox after this long.")]
+NameOption = Annotated[str | None, typer.Option(metavar="ID", help="Id of the sandbox; default: a new one.")]
+RuntimeOption = Annotated[
+    str | None, typer.Option(metavar="runsc|docker", help="Engine; default: the service chooses.")
+]
+IsolationOption = Annotated[str | None, typer.Option(metavar="gvisor|runc", help="Isolation; default: gvisor.")]
+GpusOption = Annotated[str | None, typer.Option(metavar="N|all|device=0,1", help="GPUs, as for docker run.")]
+KeepOption = Annotated[
+    bool, typer.Option("--keep/--rm", help="Leave the sandbox running, or delete it when the command has ended.")
+]
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 
 def run(
-    access: FindAccess,
+    connect: Connect,
     image: ImageArgument,
     command: CommandArgument,
     cpus: CpusOption = None,
@@ -89,13 +92,13 @@ def run(
 
     Example:  sandboxes run --memory 512 python:3.12-slim -- python -c "print('hello')"
     """
-    shape = {"cpus": cpus, "memory_mb": memory, "disk_mb": disk, "gpus": gpu_wish(gpus), "network": network}
+    shape = {"cpus": cpus, "memory_mb": memory, "disk_mb": disk, "gpus": _gpus(gpus), "network": network}
     where = {"runtime": runtime, "isolation": isolation}
     life = {"ttl_seconds": ttl, "idle_seconds": None if keep else IDLE_SECONDS}
     wanted = {key: value for key, value in (shape | where | life).items() if value is not None}
-    with failures(SERVICE_FAILED), attach.ended_by_signals():
+    with client_errors(ServiceFailedError), attach.ended_by_signals():
         spec = _spec(name, image, environment(env), pairs(label, "--label"), wanted)
-        with _sandbox_for(_service(access), spec, keep=keep) as sandbox:
+        with _sandbox_for(connect().client(), spec, keep=keep) as sandbox:
             options: ExecOptions = {"timeout_seconds": timeout}
             code = _execute(sandbox, command, stdin=False, as_json=as_json, pass_interrupt=False, **options)
     if keep:
@@ -103,8 +106,63 @@ def run(
     raise typer.Exit(code)
 
 
+def _gpus(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdigit() else text
+
+
+def _spec(
+    name: str | None, image: str, env: dict[str, str], labels: dict[str, str], wanted: dict[str, Any]
+) -> SandboxSpec:
+    if name is not None:
+        # Makes this spec unlike every other, so that a sandbox of that name is never taken for ours, and deleted.
+        labels = labels | {RUN_LABEL: uuid4().hex}
+    name = name or f"run-{uuid4().hex[:12]}"
+    source = Image.from_registry(image)
+    return SandboxSpec(id=name, image=source, command=STAY_UP, env=env, labels=labels, **wanted)
+
+
+@contextmanager
+def _sandbox_for(client: SandboxClient, spec: SandboxSpec, *, keep: bool) -> Iterator[SandboxHandle]:
+    """Create a sandbox for the block; delete it after, unless it is to be kept or was never ours."""
+    failures: list[SandboxApiError] = []
+    ours = True
+    try:
+        try:
+            sandbox = _create(client, spec, failures)
+        except SandboxApiError as error:
+            ours = not isinstance(error, NOTHING_MADE) and not all(map(never_sent, (*failures, error)))
+            raise
+        yield sandbox
+    finally:
+        if ours and not keep:
+            _delete(client, spec.id)
+
+
+def _create(client: SandboxClient, spec: SandboxSpec, failures: list[SandboxApiError]) -> SandboxHandle:
+    """Create a sandbox; append the errors of attempts that are retried to ``failures``."""
+    with waiting(f"starting sandbox {spec.id}") as show:
+
+        def report(progress: CreateProgress) -> None:
+            failures.append(progress.error)
+            if progress.waited_seconds >= REACH_SECONDS and all(map(never_sent, failures)):
+                raise progress.error
+            show(f"starting sandbox {spec.id}: {progress.error}")
+
+        return client.create_sandbox(spec, on_progress=report)
+
+
+def _delete(client: SandboxClient, sandbox_id: str) -> None:
+    try:
+        with waiting(f"deleting sandbox {sandbox_id}"):
+            client.delete_sandbox(sandbox_id)
+    except SandboxApiError as error:
+        # The command's own outcome is what the caller is waiting for.
+        message = f"warning: sandbox {sandbox_id} is deleted after {IDLE_SECONDS} idle seconds, not now: {error}"
+        print(message, file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+
+
 def exec_(
-    access: FindAccess,
+    connect: Connect,
     sandbox_id: IdArgument,
     command: CommandArgument,
     interactive: Annotated[
@@ -124,10 +182,9 @@ def exec_(
 
     Example:  tar -c src | sandboxes exec -i my-box -- tar -x
     """
-    with failures(SERVICE_FAILED):
-        sandbox = SandboxHandle(_service(access), sandbox_id)
+    with client_errors(ServiceFailedError):
         code = _execute(
-            sandbox,
+            SandboxHandle(connect().client(), sandbox_id),
             command,
             stdin=interactive,
             as_json=as_json,
@@ -139,8 +196,28 @@ def exec_(
     raise typer.Exit(code)
 
 
+def _execute(
+    sandbox: SandboxHandle,
+    command: list[str],
+    *,
+    stdin: bool,
+    as_json: bool,
+    pass_interrupt: bool = True,
+    **options: Unpack[ExecOptions],
+) -> int:
+    """Run a command attached to this terminal and return its exit code."""
+    if as_json:
+        data = sys.stdin.buffer.read() if stdin else None
+        result = sandbox.exec(command, input=data, **options)
+        output.print_json(attach.as_json(result, sandbox.id))
+        return result.exit_code if result.exit_code is not None else SERVICE_FAILED
+    quick = None if stdin else QUICK
+    handle = sandbox.client.start_exec(sandbox.id, command, stdin=stdin, wait_seconds=quick, **options)
+    return attach.follow(handle, stdin=stdin, pass_interrupt=pass_interrupt)
+
+
 def cp(
-    access: FindAccess,
+    connect: Connect,
     source: Annotated[str, typer.Argument(metavar="SRC", help="ID:PATH, a local path, or - for standard input.")],
     target: Annotated[str, typer.Argument(metavar="DST", help="ID:PATH, a local path, or - for standard output.")],
     as_json: JsonOption = False,
@@ -151,26 +228,22 @@ def cp(
 
     Example:  sandboxes cp data.csv my-box:/workspace/  &&  sandboxes cp my-box:result.json -
     """
-    places = copy.place(source), copy.place(target)
-    with failures():
-        copied = copy.copy(access().client(), *places)
+    places = copy.parse_place(source), copy.parse_place(target)
+    with client_errors():
+        copied = copy.copy(connect().client(), *places)
     if as_json and target != copy.PIPE:
         output.print_json(copied)
 
 
-def logs(
-    access: FindAccess,
-    sandbox_id: IdArgument,
-    as_json: JsonOption = False,
-) -> None:
+def logs(connect: Connect, sandbox_id: IdArgument, as_json: JsonOption = False) -> None:
     """Print the output of a sandbox's first process, while it runs and after.
 
     Its stdout goes to stdout and its stderr to stderr, byte for byte.
 
     Example:  sandboxes logs my-box 2>/dev/null
     """
-    with failures():
-        client = access().client()
+    with client_errors():
+        client = connect().client()
         if as_json:
             streams = {name: b"".join(client.iter_logs(sandbox_id, name)) for name in ("stdout", "stderr")}
             output.print_json({name: data.decode(errors="replace") for name, data in streams.items()})
@@ -183,85 +256,6 @@ def logs(
         sys.stderr.buffer.flush()
 
 
-def _service(access: FindAccess) -> SandboxClient:
-    """The service's client; that none is known is no outcome of the command."""
-    try:
-        return access().client()
-    except CommandFailed as failure:
-        raise CommandFailed(failure.message, exit_code=SERVICE_FAILED) from failure
-
-
-def _spec(
-    name: str | None, image: str, env: dict[str, str], labels: dict[str, str], wanted: dict[str, Any]
-) -> SandboxSpec:
-    if name is not None:
-        # Makes this spec unlike every other, so that a sandbox of that name is never taken for ours, and deleted.
-        labels = labels | {RUN_LABEL: uuid4().hex}
-    name = name or f"run-{uuid4().hex[:12]}"
-    source = Image.from_registry(image)
-    return SandboxSpec(id=name, image=source, command=STAY_UP, env=env, labels=labels, **wanted)
-
-
-@contextmanager
-def _sandbox_for(client: SandboxClient, spec: SandboxSpec, *, keep: bool) -> Iterator[SandboxHandle]:
-    """A new sandbox, which is deleted unless it is to be kept or was never ours."""
-    tries: list[SandboxApiError] = []
-    ours = True
-    try:
-        try:
-            sandbox = _create(client, spec, tries)
-        except SandboxApiError as error:
-            ours = not isinstance(error, NOTHING_MADE) and not all(map(is_unreached, (*tries, error)))
-            raise
-        yield sandbox
-    finally:
-        if ours and not keep:
-            _delete(client, spec.id)
-
-
-def _delete(client: SandboxClient, sandbox_id: str) -> None:
-    try:
-        with waiting(f"deleting sandbox {sandbox_id}"):
-            client.delete_sandbox(sandbox_id)
-    except SandboxApiError as error:
-        # The command's own outcome is what the caller is waiting for.
-        message = f"warning: sandbox {sandbox_id} is deleted after {IDLE_SECONDS} idle seconds, not now: {error}"
-        print(message, file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
-
-
-def _create(client: SandboxClient, spec: SandboxSpec, tries: list[SandboxApiError]) -> SandboxHandle:
-    """A new sandbox; what earlier tries met is put into ``tries``."""
-    with waiting(f"starting sandbox {spec.id}") as say:
-
-        def tell(step: CreateProgress) -> None:
-            tries.append(step.error)
-            if step.waited_seconds >= REACH_SECONDS and all(map(is_unreached, tries)):
-                raise step.error
-            say(f"starting sandbox {spec.id}: {step.error}")
-
-        return client.create_sandbox(spec, on_progress=tell)
-
-
-def _execute(
-    sandbox: SandboxHandle,
-    command: list[str],
-    *,
-    stdin: bool,
-    as_json: bool,
-    pass_interrupt: bool = True,
-    **options: Unpack[ExecOptions],
-) -> int:
-    """Runs a command at the terminal's end; its exit code."""
-    if as_json:
-        data = sys.stdin.buffer.read() if stdin else None
-        result = sandbox.exec(command, input=data, **options)
-        output.print_json(attach.as_json(result, sandbox.id))
-        return result.exit_code if result.exit_code is not None else SERVICE_FAILED
-    quick = None if stdin else QUICK
-    handle = sandbox.client.start_exec(sandbox.id, command, stdin=stdin, wait_seconds=quick, **options)
-    return attach.follow(handle, stdin=stdin, pass_interrupt=pass_interrupt)
-
-
-for _command in (run, exec_, fleet.ls, cp, logs, fleet.rm, fleet.pause, fleet.resume, fleet.restart, fleet.nodes):
+for _command in (run, exec_, cp, logs):
     _kind = CommandAfterDashes if _command in (run, exec_) else None
-    app.command(_command.__name__.rstrip("_"), cls=_kind)(with_access(_command))
+    app.command(_command.__name__.rstrip("_"), cls=_kind)(with_connection(_command))

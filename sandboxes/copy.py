@@ -1,4 +1,4 @@
-"""``sandboxes cp``: one file into or out of a sandbox, or between it and this process's own input and output."""
+"""``sandboxes cp``: one file into or out of a sandbox, also from standard input or to standard output."""
 
 import posixpath
 import re
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import click
+
 from gateway.wire.limits import ID_PATTERN
-from sandboxes.errors import CommandFailed
-from sandboxes.progress import transfer
+from sandboxes.output import transfer
 from ucloud_sandboxes_sdk import SandboxClient
 
-USAGE: Final = 2
 PIPE: Final = "-"
-REMOTE: Final = re.compile(rf"({ID_PATTERN.removeprefix('^').removesuffix('$')}):(.+)", re.DOTALL)
+SANDBOX_PATH: Final = re.compile(rf"({ID_PATTERN.removeprefix('^').removesuffix('$')}):(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Remote:
+class SandboxPath:
     """A path in a sandbox."""
 
     sandbox_id: str
@@ -26,38 +26,41 @@ class Remote:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalPath:
     """A path on this machine, or ``-`` for standard input or output."""
 
     path: str
 
 
-def place(text: str) -> Remote | Local:
-    """What an argument of ``cp`` means.  A local name that holds a colon is written as ``./name:x``."""
-    if match := REMOTE.fullmatch(text):
-        return Remote(match[1], match[2])
-    return Local(text)
+def parse_place(text: str) -> SandboxPath | LocalPath:
+    """Parse an argument of ``cp``.  A local name that holds a colon is written as ``./name:x``."""
+    if match := SANDBOX_PATH.fullmatch(text):
+        return SandboxPath(match[1], match[2])
+    return LocalPath(text)
 
 
-def copy(client: SandboxClient, source: Remote | Local, target: Remote | Local) -> dict[str, object]:
-    """Copies, and tells what was copied where.
+def copy(client: SandboxClient, source: SandboxPath | LocalPath, target: SandboxPath | LocalPath) -> dict[str, object]:
+    """Copy one file.
+
+    Returns:
+        JSON for programs: ``from``, ``to`` and ``size`` in bytes.
 
     Raises:
-        CommandFailed: the two places do not make a copy into or out of one sandbox.
+        click.UsageError: the two places do not make a copy into or out of one sandbox.
     """
     match source, target:
-        case Local(), Remote():
+        case LocalPath(), SandboxPath():
             return _upload(client, source.path, target)
-        case Remote(), Local():
+        case SandboxPath(), LocalPath():
             return _download(client, source, target.path)
-    raise CommandFailed("one of SRC and DST must be ID:PATH, and the other a local path or -", exit_code=USAGE)
+    raise click.UsageError("one of SRC and DST must be ID:PATH, and the other a local path or -")
 
 
-def _upload(client: SandboxClient, source: str, target: Remote) -> dict[str, object]:
+def _upload(client: SandboxClient, source: str, target: SandboxPath) -> dict[str, object]:
     path = target.path
     if path.endswith("/"):
         if source == PIPE:
-            raise CommandFailed(f"{path} is a directory; name the file that standard input becomes", exit_code=USAGE)
+            raise click.UsageError(f"{path} is a directory; name the file that standard input becomes")
         path += Path(source).name
     with transfer(posixpath.basename(path)) as moved:
         if source == PIPE:
@@ -65,10 +68,10 @@ def _upload(client: SandboxClient, source: str, target: Remote) -> dict[str, obj
         else:
             _refuse_directory(Path(source), target.sandbox_id)
             answer = client.upload_file_from_path(target.sandbox_id, source, path, on_progress=moved)
-    return {"from": source, "to": f"{target.sandbox_id}:{path}", "size": answer.get("size")}
+    return {"from": source, "to": f"{target.sandbox_id}:{path}", "size": answer["size"]}
 
 
-def _download(client: SandboxClient, source: Remote, target: str) -> dict[str, object]:
+def _download(client: SandboxClient, source: SandboxPath, target: str) -> dict[str, object]:
     with transfer(posixpath.basename(source.path)) as moved:
         if target == PIPE:
             size = client.download_file_to(source.sandbox_id, source.path, sys.stdout.buffer, on_progress=moved)
@@ -84,6 +87,6 @@ def _download(client: SandboxClient, source: Remote, target: str) -> dict[str, o
 
 def _refuse_directory(source: Path, sandbox_id: str) -> None:
     if source.is_dir():
-        raise CommandFailed(
+        raise click.ClickException(
             f"{source} is a directory; pack it: tar -C {source} -c . | sandboxes exec -i {sandbox_id} -- tar -x"
         )

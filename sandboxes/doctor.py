@@ -1,6 +1,6 @@
 """``sandboxes doctor``: what this machine has, what it lacks, and the cure.
 
-The rows come from the entry-point group `CHECKS`: every installed role looks at what it needs itself.
+The rows come from the entry-point group `CHECKS`: every installed role checks what it needs itself.
 """
 
 import json
@@ -24,7 +24,7 @@ app = typer.Typer()
 
 
 def rows_of(point: EntryPoint) -> list[Check]:
-    """The rows of one role; one row that says why, when the role cannot be asked."""
+    """Return the rows of one role, or one row with the reason where its checks cannot run."""
     try:
         checks: Callable[[], Iterable[Check]] = point.load()
     except ModuleNotFoundError as error:
@@ -32,7 +32,7 @@ def rows_of(point: EntryPoint) -> list[Check]:
             Check(
                 name=f"{point.name}: packages",
                 verdict=Verdict.WARNING,
-                found=f"the Python package {error.name!r} is not installed, so this machine cannot take the role",
+                found=f"the Python package {error.name!r} is not installed, so this machine cannot take this role",
                 cure=f"pip install 'sandbox-fleet[{point.name}]'",
             )
         ]
@@ -50,13 +50,13 @@ def rows_of(point: EntryPoint) -> list[Check]:
 
 
 def collect() -> list[Check]:
-    """All rows of all installed roles, in the order of the roles' names."""
+    """Return the rows of all installed roles, in the order of the roles' names."""
     points = sorted(entry_points(group=CHECKS), key=lambda point: point.name)
     return [row for point in points for row in rows_of(point)]
 
 
 def table(rows: Iterable[Check]) -> Table:
-    """The rows for people."""
+    """Return the rows as a table for people."""
     shown = Table(box=None, pad_edge=False, show_header=False)
     for _ in range(3):
         shown.add_column(overflow="fold")
@@ -72,7 +72,7 @@ def doctor(
 ) -> None:
     """Look at this machine and name what is missing, with the cure.
 
-    Exit code 1 when something stops the service, 0 otherwise.
+    The exit code is 1 when something stops the service, 0 otherwise.
     """
     rows = collect()
     if as_json:

@@ -1,24 +1,38 @@
-"""Client commands about sandboxes as a whole, and about nodes: ls, rm, pause, resume, restart, nodes."""
+"""Client commands about whole sandboxes (ls, rm, pause, resume, restart), nodes, and capacity."""
 
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+import click
 import typer
 
 from sandboxes import output
-from sandboxes.arguments import FindAccess, IdsArgument, JsonOption, LabelOption, pairs
-from sandboxes.connection import failures
-from sandboxes.errors import CommandFailed
-from sandboxes.progress import waiting
-from ucloud_sandboxes_sdk import NotFoundError, SandboxApiError, SandboxClient
+from sandboxes.connection import (
+    Connect,
+    CpusOption,
+    DiskOption,
+    IdsArgument,
+    JsonOption,
+    LabelOption,
+    MemoryOption,
+    pairs,
+    with_connection,
+)
+from sandboxes.errors import client_errors
+from sandboxes.output import waiting
+from ucloud_sandboxes_sdk import NotFoundError, SandboxApiError, SandboxClient, SandboxInfo
+
+app = typer.Typer()
+capacity_app = typer.Typer(no_args_is_help=True)
+app.add_typer(capacity_app, name="capacity", help="Ask for capacity before it is needed.")
 
 
 def ls(
-    access: FindAccess,
+    connect: Connect,
     label: LabelOption = None,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only this state, e.g. running.")] = None,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Deleted ones too, for a day.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Include sandboxes deleted in the last day.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -26,8 +40,8 @@ def ls(
 
     Example:  sandboxes ls --label team=a --state running
     """
-    with failures(), waiting("listing sandboxes"):
-        client = access().client()
+    with client_errors(), waiting("listing sandboxes"):
+        client = connect().client()
         labels = pairs(label, "--label")
         records = client.list_sandboxes(labels=labels, state=state)
         if all_ and state is None:
@@ -38,97 +52,63 @@ def ls(
         for record in records:
             typer.echo(record["id"])
     else:
-        output.show(output.sandboxes(records))
+        output.show(output.sandbox_table(records))
 
 
-def rm(
-    access: FindAccess,
-    sandbox_ids: IdsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def rm(connect: Connect, sandbox_ids: IdsArgument, as_json: JsonOption = False) -> None:
     """Delete sandboxes, in whatever state they are.
 
     Example:  sandboxes rm $(sandboxes ls -q --label team=a)
     """
 
-    def delete(client: SandboxClient, sandbox_id: str) -> dict[str, Any]:
+    def delete(client: SandboxClient, sandbox_id: str) -> SandboxInfo:
         deleted = client.delete_sandbox(sandbox_id)["deleted"]
         if not deleted:
             raise NotFoundError(f"sandbox {sandbox_id}: there is no such sandbox")
         return {"id": sandbox_id, "state": deleted["state"]}
 
-    with failures():
-        _each(access().client(), sandbox_ids, delete, "deleting", as_json)
+    _each(connect, sandbox_ids, delete, "deleting", as_json)
 
 
-def pause(
-    access: FindAccess,
-    sandbox_ids: IdsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def pause(connect: Connect, sandbox_ids: IdsArgument, as_json: JsonOption = False) -> None:
     """Freeze all processes of sandboxes; the next exec or file copy thaws them.
 
     Example:  sandboxes pause my-box
     """
-    with failures():
-        _each(access().client(), sandbox_ids, _life("pause_sandbox"), "pausing", as_json)
+    _each(connect, sandbox_ids, lambda client, id_: client.pause_sandbox(id_)["sandbox"], "pausing", as_json)
 
 
-def resume(
-    access: FindAccess,
-    sandbox_ids: IdsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def resume(connect: Connect, sandbox_ids: IdsArgument, as_json: JsonOption = False) -> None:
     """Thaw paused sandboxes.
 
     Example:  sandboxes resume my-box
     """
-    with failures():
-        _each(access().client(), sandbox_ids, _life("resume_sandbox"), "resuming", as_json)
+    _each(connect, sandbox_ids, lambda client, id_: client.resume_sandbox(id_)["sandbox"], "resuming", as_json)
 
 
-def restart(
-    access: FindAccess,
-    sandbox_ids: IdsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def restart(connect: Connect, sandbox_ids: IdsArgument, as_json: JsonOption = False) -> None:
     """End the processes of sandboxes and start them anew, each with its workspace.
 
     Example:  sandboxes restart my-box
     """
-    with failures():
-        _each(access().client(), sandbox_ids, _life("restart_sandbox"), "restarting", as_json)
-
-
-def nodes(
-    access: FindAccess,
-    as_json: JsonOption = False,
-) -> None:
-    """List the nodes of the fleet, with what they have and what is taken.  Needs an operator token.
-
-    Example:  sandboxes nodes --token-file /var/lib/sandbox-fleet/tokens/operator
-    """
-    with failures(), waiting("listing nodes"):
-        found = access(scope="operator").operator().nodes()
-    if as_json:
-        output.print_json([node.model_dump(mode="json") for node in found])
-    else:
-        output.show(output.nodes(found))
+    _each(connect, sandbox_ids, lambda client, id_: client.restart_sandbox(id_)["sandbox"], "restarting", as_json)
 
 
 def _each(
-    client: SandboxClient,
+    connect: Connect,
     sandbox_ids: Sequence[str],
-    act: Callable[[SandboxClient, str], dict[str, Any]],
+    act: Callable[[SandboxClient, str], SandboxInfo],
     doing: str,
     as_json: bool,
 ) -> None:
-    """Does the same to every sandbox; one that fails does not keep the others from it.
+    """Do the same to every sandbox; one that fails does not keep the others from it.
 
     Raises:
-        CommandFailed: at least one failed; each has told why on stderr.
+        click.ClickException: at least one failed; each has printed its reason on stderr.
     """
-    done: list[dict[str, Any]] = []
+    with client_errors():
+        client = connect().client()
+    done: list[SandboxInfo] = []
     for sandbox_id in sandbox_ids:
         try:
             with waiting(f"{doing} {sandbox_id}"):
@@ -141,12 +121,88 @@ def _each(
     if as_json:
         output.print_json(done)
     if len(done) < len(sandbox_ids):
-        raise CommandFailed(f"{len(sandbox_ids) - len(done)} of {len(sandbox_ids)} failed")
+        raise click.ClickException(f"{len(sandbox_ids) - len(done)} of {len(sandbox_ids)} failed")
 
 
-def _life(method: str) -> Callable[[SandboxClient, str], dict[str, Any]]:
-    def act(client: SandboxClient, sandbox_id: str) -> dict[str, Any]:
-        record: dict[str, Any] = getattr(client, method)(sandbox_id).get("sandbox", {})
-        return record
+def nodes(connect: Connect, as_json: JsonOption = False) -> None:
+    """List the nodes of the fleet, with what they have and what is reserved.  Needs an operator token.
 
-    return act
+    Example:  sandboxes nodes --token-file /var/lib/sandbox-fleet/tokens/operator
+    """
+    with client_errors(), waiting("listing nodes"):
+        found = connect(scope="operator").operator().nodes()
+    if as_json:
+        output.print_json([node.model_dump(mode="json") for node in found])
+    else:
+        output.show(output.node_table(found))
+
+
+# -- capacity ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_capacity(
+    connect: Connect,
+    count: Annotated[int, typer.Argument(min=1, max=100, metavar="COUNT", help="How many sandboxes will come.")],
+    cpus: CpusOption = None,
+    memory: MemoryOption = None,
+    disk: DiskOption = None,
+    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="Only for sandboxes of this image.")] = None,
+    ttl: Annotated[int, typer.Option(min=1, metavar="SECONDS", help="Unclaimed units expire after this long.")] = 900,
+    name: Annotated[str | None, typer.Option(metavar="ID", help="The same id again replaces the request.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask for room for COUNT sandboxes of one shape; each create of that shape claims one unit.
+
+    Example:  sandboxes capacity prepare 50 --cpus 1 --memory 2048 --ttl 600
+    """
+    shape: dict[str, Any] = {"cpus": cpus, "memory_mb": memory, "disk_mb": disk, "image": image}
+    with client_errors(), waiting("asking for capacity"):
+        client = connect().client()
+        answer = client.prepare_capacity(count=count, ttl_seconds=ttl, prepare_id=name, **shape)
+    if as_json:
+        output.print_json(answer)
+    else:
+        made = answer["prepare"]
+        typer.echo(f"{made['prepare_id']}  {made['count']} units until {made['expires_at']}")
+
+
+def list_capacity(connect: Connect, as_json: JsonOption = False) -> None:
+    """List what is prepared and unclaimed, in the order in which it expires.
+
+    Example:  sandboxes capacity ls
+    """
+    with client_errors(), waiting("listing prepared capacity"):
+        answer = connect().client().list_prepared_capacity()
+    if as_json:
+        output.print_json(answer)
+        return
+    for item in answer["prepared"]:
+        shape = item["resources"]
+        typer.echo(
+            f"{item['prepare_id']}  {item['count']} × {shape['cpus']:g} cores, {shape['memory_mb']} MiB,"
+            f" {shape['disk_mb']} MiB disk  until {item['expires_at']}"
+        )
+
+
+def take_back_capacity(
+    connect: Connect,
+    prepare_id: Annotated[str, typer.Argument(metavar="ID", help="As `sandboxes capacity ls` shows it.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Take back what nobody has claimed.
+
+    Example:  sandboxes capacity rm prep-0123456789abcdef
+    """
+    with client_errors(), waiting("taking capacity back"):
+        answer = connect().client().delete_prepared_capacity(prepare_id)
+    if as_json:
+        output.print_json(answer)
+    else:
+        typer.echo(f"{prepare_id}  {'taken back' if answer['deleted'] else 'nothing was prepared under that id'}")
+
+
+for _command in (ls, rm, pause, resume, restart, nodes):
+    app.command(_command.__name__)(with_connection(_command))
+capacity_app.command("prepare")(with_connection(prepare_capacity))
+capacity_app.command("ls")(with_connection(list_capacity))
+capacity_app.command("rm")(with_connection(take_back_capacity))

@@ -1,13 +1,18 @@
-"""Answers of client commands: tables for people, JSON for programs."""
+"""What commands print: tables for people and JSON for programs on stdout, progress and retries on stderr."""
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -16,22 +21,32 @@ from ucloud_sandboxes_sdk import SandboxInfo
 
 WIDE: Final = 240  # where no terminal sets a width, nothing is cut
 INTERNAL: Final = "sandboxes-cli/"
-"""Begins the names of labels that this command line sets for itself; nobody needs to see them in a table."""
+"""Prefix of labels that this command line sets for itself; tables leave them out."""
 STEPS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
+PATIENCE: Final = 2.0  # seconds before anything is shown about a wait
 
 
 def show(table: Table) -> None:
-    """Prints a table on stdout, as wide as the terminal."""
+    """Print a table on stdout, as wide as the terminal."""
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
 
 
 def print_json(value: object) -> None:
-    """Prints JSON on stdout."""
+    """Print JSON on stdout."""
     typer.echo(json.dumps(value, indent=2))
 
 
-def sandboxes(records: Iterable[SandboxInfo]) -> Table:
-    """One row a sandbox."""
+def say(line: str) -> None:
+    """Print one line of progress on stderr.  A closed terminal must not keep anything from being ended."""
+    with contextlib.suppress(OSError):
+        print(f"sandboxes: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def sandbox_table(records: Iterable[SandboxInfo]) -> Table:
+    """Return a table with one row per sandbox."""
     table = _table("ID", "STATE", "IMAGE", "NODE", "ISOLATION", "CPUS", "MEMORY", "AGE", "LABELS")
     for record in records:
         spec = record["spec"]
@@ -52,8 +67,8 @@ def sandboxes(records: Iterable[SandboxInfo]) -> Table:
     return table
 
 
-def nodes(records: Iterable[NodeRecord]) -> Table:
-    """One row a node: what is taken of what there is."""
+def node_table(records: Iterable[NodeRecord]) -> Table:
+    """Return a table with one row per node: what is reserved of what it has."""
     table = _table("ID", "STATE", "POOL", "SANDBOXES", "CPUS", "MEMORY", "DISK", "GPUS", "RUNTIMES", "HEARTBEAT")
     for node in records:
         total, taken = node.total, node.reserved
@@ -74,12 +89,12 @@ def nodes(records: Iterable[NodeRecord]) -> Table:
 
 
 def mebibytes(amount: int) -> str:
-    """MiB in a short form: 512M, 2G, 1.5G."""
+    """Return an amount of MiB in a short form: 512M, 2G, 1.5G."""
     return f"{amount}M" if amount < 1024 else f"{amount / 1024:.1f}".removesuffix(".0") + "G"
 
 
 def age(moment: datetime) -> str:
-    """How long ago, in its largest unit."""
+    """Return how long ago a moment was, in its largest unit."""
     seconds = max(0, int((datetime.now(UTC) - moment).total_seconds()))
     for size, unit in STEPS:
         if seconds >= size:
@@ -97,3 +112,70 @@ def _table(*names: str) -> Table:
 def _row(table: Table, *cells: str) -> None:
     # As Text, so that brackets in names and labels are not taken for markup.
     table.add_row(*(Text(cell) for cell in cells))
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Show ``text`` on a terminal while the block runs, once it has taken two seconds.
+
+    Yields:
+        A function that changes the text.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    status = Console(stderr=True).status(text)
+    timer = threading.Timer(PATIENCE, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda changed: status.update(changed)
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+@contextmanager
+def transfer(text: str) -> Iterator[Callable[[int, int | None], None] | None]:
+    """Show a progress bar on a terminal for a transfer that takes longer than two seconds.
+
+    Yields:
+        A function that takes the bytes moved so far and their total; ``None`` where nobody looks.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(text, total=None)
+    started = time.monotonic()
+
+    def moved(done: int, total: int | None) -> None:
+        if not bar.live.is_started and time.monotonic() - started > PATIENCE:
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield moved
+    finally:
+        bar.stop()
+
+
+def retry_reporter() -> Callable[[Exception], None]:
+    """Return a function to call with each failure that is retried; it reports once, when they last two seconds."""
+    began: float | None = None
+    reported = False
+
+    def failed(error: Exception) -> None:
+        nonlocal began, reported
+        now = time.monotonic()
+        began = now if began is None else began
+        if not reported and now - began >= PATIENCE:
+            reported = True
+            print(f"retrying: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+
+    return failed

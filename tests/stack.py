@@ -20,7 +20,7 @@ from gateway.client import GatewayClient
 from node_agent.settings import tag_of
 from sandboxes.local import dockerd, residue
 from sandboxes.local.demo import free_port
-from sandboxes.local.state_dir import Layout
+from sandboxes.local.state_dir import StateDir
 from ucloud_sandboxes_sdk import SandboxClient
 
 UP_SECONDS: Final = 120.0
@@ -37,7 +37,7 @@ WORDS: Final = {
 class Up:
     """One run of ``sandboxes up``."""
 
-    layout: Layout
+    directory: StateDir
     port: int
     process: "subprocess.Popen[str]"
     said: list[str] = field(default_factory=list)
@@ -47,19 +47,19 @@ class Up:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self) -> SandboxClient:
-        return SandboxClient(self.url, api_token=(self.layout.tokens / "client").read_text().strip())
+        return SandboxClient(self.url, api_token=(self.directory.tokens / "client").read_text().strip())
 
     def operator(self) -> GatewayClient:
-        return GatewayClient(self.url, (self.layout.tokens / "operator").read_text())
+        return GatewayClient(self.url, (self.directory.tokens / "operator").read_text())
 
     def engine(self) -> docker.APIClient:
         """The Docker engine of this service, or the machine's where one answers."""
-        ours = self.layout.docker_socket
+        ours = self.directory.docker_socket
         return docker.APIClient(base_url=f"unix://{ours}" if ours.exists() else None, timeout=60)
 
     def pid(self, daemon: str) -> int | None:
         """Process id of ``gateway``, ``autoscaler`` or ``node``; ``None`` while it is not running."""
-        return next(iter(pids_of(self.layout.root, daemon)), None)
+        return next(iter(pids_of(self.directory.root, daemon)), None)
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
         """Asks it to end, waits, and returns its exit code."""
@@ -95,10 +95,10 @@ def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def start(layout: Layout, port: int, *, ready: bool = True) -> Up:
+def start(directory: StateDir, port: int, *, ready: bool = True) -> Up:
     """Starts ``sandboxes up`` and returns when it says that it is up, or at once with ``ready=False``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sandboxes", "up", "--state-dir", str(layout.root), "--port", str(port)],
+        [sys.executable, "-m", "sandboxes", "up", "--state-dir", str(directory.root), "--port", str(port)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -106,7 +106,7 @@ def start(layout: Layout, port: int, *, ready: bool = True) -> Up:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
     )
-    made = Up(layout, port, process)
+    made = Up(directory, port, process)
     came = threading.Event()
 
     def listen() -> None:
@@ -125,46 +125,46 @@ def start(layout: Layout, port: int, *, ready: bool = True) -> Up:
     return made
 
 
-def marks(layout: Layout) -> residue.Marks:
+def marks(directory: StateDir) -> residue.Marks:
     """What everything of this service is marked with, as long as its nodes' directories are there."""
-    return (str(layout.root), *(tag_of(home / "node") for home in layout.instances.iterdir()))
+    return (str(directory.root), *(tag_of(home / "node") for home in directory.instances.iterdir()))
 
 
 def assert_nothing_left(looked_for: residue.Marks) -> None:
     """Fails when the machine still has something that carries one of the marks, other than the state directory."""
     there = f"{looked_for[0]}/"  # the state directory itself is the test's to remove
-    found = residue.settled((there, *looked_for[1:]))
+    found = residue.find_settled((there, *looked_for[1:]))
     found["file or directory"] = [name for name in found["file or directory"] if name != there]
     assert not any(found.values()), {kind: names for kind, names in found.items() if names}
 
 
-def release(layout: Layout) -> None:
+def release(directory: StateDir) -> None:
     """Ends what a test that failed between two starts has left: nodes that nobody would take over."""
-    if layout.instances.is_dir() and any(layout.instances.iterdir()):
+    if directory.instances.is_dir() and any(directory.instances.iterdir()):
         command = [sys.executable, "-m", "sandboxes", "autoscaler", "release"]
-        subprocess.run([*command, "--config", str(layout.root / "autoscaler.toml")], timeout=200, check=False)
-    dockerd.end(layout.docker / "dockerd.pid", 30)
+        subprocess.run([*command, "--config", str(directory.root / "autoscaler.toml")], timeout=200, check=False)
+    dockerd.end(directory.docker / "dockerd.pid", 30)
 
 
 @contextmanager
-def state() -> Iterator[Layout]:
+def state() -> Iterator[StateDir]:
     """A short state directory, removed at the end; nothing may be mounted below it then."""
     root = Path(tempfile.mkdtemp(prefix="sbt-", dir="/var/tmp"))
     try:
-        yield Layout(root)
+        yield StateDir(root)
     finally:
-        if not list(residue.mounts((str(root),))):
+        if not list(residue.mount_points((str(root),))):
             shutil.rmtree(root)
 
 
 @contextmanager
-def running(layout: Layout | None = None) -> Iterator[Up]:
+def running(directory: StateDir | None = None) -> Iterator[Up]:
     """A service that is up inside the block and killed after it if the test did not end it."""
     with state() as made:
-        service = start(layout or made, free_port())
+        service = start(directory or made, free_port())
         try:
             yield service
         finally:
             if service.process.poll() is None:
                 service.end()
-            release(service.layout)
+            release(service.directory)

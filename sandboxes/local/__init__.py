@@ -1,1 +1,1 @@
-"""The whole service on this machine: up, demo, and what they start, watch and clean up."""
+"""The whole service on this machine: up, demo, and what they start, supervise and clean up."""

@@ -1,4 +1,4 @@
-"""``sandboxes demo``: the README's example in a real gVisor sandbox, and proof that nothing stays behind."""
+"""``sandboxes demo``: the README's example in a real gVisor sandbox, and a check that nothing is left behind."""
 
 import os
 import shutil
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+import click
 import typer
 
-from sandboxes.errors import CommandFailed
-from sandboxes.local import itself, residue
-from sandboxes.local.stack import HOST, Access, Stack
-from sandboxes.local.state_dir import Layout, held
-from sandboxes.local.up import say
+from sandboxes.local import residue
+from sandboxes.local.stack import HOST, LocalService, Stack
+from sandboxes.local.state_dir import StateDir, locked
+from sandboxes.local.supervisor import run_command
+from sandboxes.output import say
 from ucloud_sandboxes_sdk import Image, ImageError, SandboxApiError, SandboxClient, SandboxHandle, SandboxSpec
 
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "examples" / "hello.py"
@@ -35,32 +36,65 @@ size = ctypes.CDLL(None).klogctl(3, log, len(log))
 lines = log.raw[: max(0, size)].decode().splitlines()
 print(next((line.partition("] ")[2] for line in lines if "gVisor" in line), "it names no gVisor"))
 """
-"""Which kernel a process sees, and what that kernel's log says of itself (``dmesg`` reads the same)."""
+"""Prints which kernel a process sees, and the line of that kernel's log that names gVisor (as ``dmesg`` shows it)."""
 
 app = typer.Typer()
 
 
-@dataclass(frozen=True)
-class Proof:
-    """What a sandbox says of itself, and how long things took, in seconds."""
+@app.command()
+def demo() -> None:
+    """Start the service, say hello from a sandbox, and take everything down again.
 
-    isolation: str
-    kernel: str
-    log_line: str
-    create: float
-    execs: tuple[float, ...]
-    delete: float
+    It uses a state directory and a port of its own and touches no service that is already running.
+    """
+    started = time.monotonic()
+    root = Path(tempfile.mkdtemp(prefix="sbd-", dir="/var/tmp"))  # /tmp may be in memory
+    directory = StateDir(root)
+    marks: residue.Marks = (str(root),)
+    try:
+        directory.make()
+        with locked(directory.lock):
+            stack = Stack(directory, free_port(), say)
+            try:
+                marks = hello(stack)
+            except SandboxApiError as error:
+                raise click.ClickException(f"the service refused: {error}") from error
+            finally:
+                say("taking everything down")
+                problems = stack.end()
+        if problems:
+            raise click.ClickException(f"not everything could be ended: {'; '.join(problems)}; see {root}")
+    except click.ClickException:
+        if directory.logs.is_dir():
+            say(f"logs are in {directory.logs}")
+        raise
+    shutil.rmtree(root)
+    report_leftovers(marks)
+    say(f"done in {time.monotonic() - started:.1f} s")
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
+    """Return a port of this machine that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
+def hello(stack: Stack) -> residue.Marks:
+    """Start the service, show what there is to show, and return what its things are marked with."""
+    node = stack.start()
+    marks = stack.marks()
+    with SandboxClient(base_url=stack.service.url, api_token=stack.service.client_token.read_text().strip()) as client:
+        image, sandbox, create = first_sandbox(client, stack.docker_socket)
+        proof = prove(client, sandbox, create)
+    say(f"running {EXAMPLE.name} from the README")
+    typer.echo(run_example(stack.service, image).rstrip())
+    show(proof, node.id)
+    return marks
+
+
 def spec(image: str) -> SandboxSpec:
-    """The example's sandbox, under an id of the demo's own."""
+    """Return the spec of the example's sandbox, under an id of the demo's own."""
     return SandboxSpec(
         id=f"demo-{uuid4().hex}",
         image=Image.from_registry(image),
@@ -73,7 +107,7 @@ def spec(image: str) -> SandboxSpec:
 
 
 def first_sandbox(client: SandboxClient, docker_socket: Path) -> tuple[str, SandboxHandle, float]:
-    """A sandbox of the example's image, or of one made here where that cannot be pulled.
+    """Create a sandbox of the example's image, or of one made here where that cannot be pulled.
 
     Returns:
         The image's own reference, the sandbox, and the seconds that its create took.
@@ -82,7 +116,7 @@ def first_sandbox(client: SandboxClient, docker_socket: Path) -> tuple[str, Sand
     try:
         return WANTED_IMAGE, *_timed_create(client, WANTED_IMAGE)
     except ImageError as error:
-        say(f"{WANTED_IMAGE} cannot be had here: {error}")
+        say(f"{WANTED_IMAGE} cannot be pulled here: {error}")
     kept = any(CACHE.glob("debian-python-*.tar"))
     say(
         "taking the image that an earlier demo made from Debian's packages instead"
@@ -90,7 +124,7 @@ def first_sandbox(client: SandboxClient, docker_socket: Path) -> tuple[str, Sand
         else "making an image from Debian's packages instead (kept for the next time)"
     )
     words = ("node", "demo-image", "--docker", f"unix://{docker_socket}", "--cache", str(CACHE))
-    image = itself.call(*words, within=IMAGE_SECONDS).strip()
+    image = run_command(*words, within=IMAGE_SECONDS).strip()
     say(f"the example runs with {image} in place of {WANTED_IMAGE}")
     return image, *_timed_create(client, image)
 
@@ -100,12 +134,24 @@ def _timed_create(client: SandboxClient, image: str) -> tuple[SandboxHandle, flo
     return client.create_sandbox(spec(image)), time.monotonic() - started
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What a sandbox sees of its kernel, and how long things took, in seconds."""
+
+    isolation: str
+    kernel: str
+    log_line: str
+    create: float
+    execs: tuple[float, ...]
+    delete: float
+
+
 def prove(client: SandboxClient, sandbox: SandboxHandle, create: float) -> Proof:
-    """Asks the sandbox which kernel it sees, and takes times."""
-    told = sandbox.exec(["python3", "-c", PROOF], timeout_seconds=60)
-    if not told.success:
-        raise CommandFailed(f"the sandbox does not say which kernel it sees: {told.stderr.strip()}")
-    kernel, log_line = told.stdout.splitlines()
+    """Ask the sandbox which kernel it sees, take times, and delete it."""
+    seen = sandbox.exec(["python3", "-c", PROOF], timeout_seconds=60)
+    if not seen.success:
+        raise click.ClickException(f"the sandbox cannot read its kernel's log: {seen.stderr.strip()}")
+    kernel, log_line = seen.stdout.splitlines()
     execs: list[float] = []
     for _ in range(TIMED_EXECS):
         started = time.monotonic()
@@ -117,23 +163,23 @@ def prove(client: SandboxClient, sandbox: SandboxHandle, create: float) -> Proof
     return Proof(isolation, kernel, log_line, create, tuple(execs), time.monotonic() - started)
 
 
-def run_example(access: Access, image: str) -> str:
-    """Runs the README's example as a program of its own, against this service; what it printed.
+def run_example(service: LocalService, image: str) -> str:
+    """Run the README's example as a program of its own against this service, and return what it printed.
 
     Raises:
-        CommandFailed: it is not in this installation, or it failed.
+        click.ClickException: it is not in this installation, or it failed.
     """
     try:
         source = EXAMPLE.read_text()
     except FileNotFoundError as error:
-        raise CommandFailed(f"the example {EXAMPLE} is missing; run the demo in a checkout of the project") from error
+        raise click.ClickException(f"{EXAMPLE} is missing; run the demo in a checkout of the project") from error
     done = subprocess.run(
         [sys.executable, "-"],
         input=source.replace(WANTED_IMAGE, image),
         env={
             **os.environ,
-            "UCLOUD_SANDBOX_URL": access.url,
-            "UCLOUD_SANDBOX_API_TOKEN": access.client_token.read_text().strip(),
+            "UCLOUD_SANDBOX_URL": service.url,
+            "UCLOUD_SANDBOX_API_TOKEN": service.client_token.read_text().strip(),
         },
         capture_output=True,
         text=True,
@@ -141,12 +187,12 @@ def run_example(access: Access, image: str) -> str:
         check=False,
     )
     if done.returncode != 0:
-        raise CommandFailed(f"the example failed: {done.stderr.strip() or done.stdout.strip()}")
+        raise click.ClickException(f"the example failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
 
 
 def show(proof: Proof, node_id: str) -> None:
-    """Prints isolation and times."""
+    """Print isolation and times."""
     execs = sorted(proof.execs)
     typer.echo(
         f"isolation           {proof.isolation}, on node {node_id}\n"
@@ -158,60 +204,13 @@ def show(proof: Proof, node_id: str) -> None:
 
 
 def report_leftovers(marks: residue.Marks) -> None:
-    """Looks at the machine itself for what the service may have left.
+    """Look for what the service may have left on the machine itself.
 
     Raises:
-        CommandFailed: something is left; the sentence lists it.
+        click.ClickException: something is left; the sentence lists it.
     """
-    found = residue.settled(marks)
+    found = residue.find_settled(marks)
     left = [f"{kind} {name}" for kind, names in found.items() for name in names]
     if left:
-        raise CommandFailed(f"left behind: {', '.join(left)}")
+        raise click.ClickException(f"left behind: {', '.join(left)}")
     typer.echo(f"left behind         nothing (looked for: {', '.join(found)})")
-
-
-def hello(stack: Stack) -> residue.Marks:
-    """Starts the service, shows what there is to show, and tells what its things are marked with."""
-    node = stack.start()
-    marks = stack.marks()
-    with SandboxClient(base_url=stack.access.url, api_token=stack.access.client_token.read_text().strip()) as client:
-        image, sandbox, create = first_sandbox(client, stack.docker_socket)
-        proof = prove(client, sandbox, create)
-    say(f"running {EXAMPLE.name} from the README")
-    typer.echo(run_example(stack.access, image).rstrip())
-    show(proof, node.id)
-    return marks
-
-
-@app.command()
-def demo() -> None:
-    """Start the service, say hello from a sandbox, and take everything down again.
-
-    It uses a state directory and a port of its own and touches no service that is already running.
-    """
-    started = time.monotonic()
-    root = Path(tempfile.mkdtemp(prefix="sbd-", dir="/var/tmp"))  # /tmp may be in memory
-    layout = Layout(root)
-    marks: residue.Marks = (str(root),)
-    try:
-        layout.make()
-        with held(layout.lock):
-            stack = Stack(layout, free_port(), say)
-            try:
-                marks = hello(stack)
-            except SandboxApiError as error:
-                raise CommandFailed(f"the service refused: {error}") from error
-            finally:
-                say("taking everything down")
-                problems = stack.end()
-        if problems:
-            raise CommandFailed(f"not everything could be ended: {'; '.join(problems)}; see {root}")
-    except CommandFailed as failure:
-        if layout.logs.is_dir():
-            raise CommandFailed(
-                f"{failure.message} (logs are in {layout.logs})", exit_code=failure.exit_code
-            ) from failure
-        raise
-    shutil.rmtree(root)
-    report_leftovers(marks)
-    say(f"done in {time.monotonic() - started:.1f} s")

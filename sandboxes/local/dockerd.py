@@ -1,4 +1,4 @@
-"""A Docker engine as `sandboxes up` sees it, without Docker's client: the gateway's packages do not hold it."""
+"""The Docker engine of `sandboxes up`, without Docker's client: the gateway's packages do not hold it."""
 
 import http.client
 import json
@@ -10,7 +10,9 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from sandboxes.errors import CommandFailed
+import click
+
+from sandboxes.local.mounts import is_mounted
 
 DEFAULT_SOCKET: Final = Path("/var/run/docker.sock")
 PING_SECONDS: Final = 5.0
@@ -30,7 +32,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def answers(path: Path) -> bool:
-    """Whether an engine answers on this socket within `PING_SECONDS`."""
+    """Tell whether an engine answers on this socket within `PING_SECONDS`."""
     connection = _UnixConnection(path)
     try:
         connection.request("GET", "/_ping")
@@ -42,7 +44,7 @@ def answers(path: Path) -> bool:
 
 
 def containers(path: Path) -> list[dict[str, Any]]:
-    """All containers of the engine on this socket, as it describes them; none where none answers."""
+    """List all containers of the engine on this socket, as it describes them; none where none answers."""
     connection = _UnixConnection(path)
     try:
         connection.request("GET", "/containers/json?all=1")
@@ -55,7 +57,7 @@ def containers(path: Path) -> list[dict[str, Any]]:
 
 
 def end(pid_file: Path, seconds: float) -> None:
-    """Ends the engine of that pid file: SIGTERM, and SIGKILL after ``seconds``.  Does nothing when it does not run."""
+    """End the engine of that pid file, if it runs: SIGTERM, and SIGKILL after ``seconds``."""
     try:
         pid = int(pid_file.read_text())
         handle = os.pidfd_open(pid)
@@ -75,24 +77,18 @@ def end(pid_file: Path, seconds: float) -> None:
         os.close(handle)
 
 
-def is_mounted(directory: Path) -> bool:
-    """Whether something is mounted at ``directory``, itself included; `os.path.ismount` misses that."""
-    command = ["mountpoint", "--quiet", "--", str(directory)]
-    return subprocess.run(command, check=False, capture_output=True, timeout=PING_SECONDS).returncode == 0
-
-
 def release(data: Path) -> None:
-    """Takes away what a dead engine has left mounted at its data directory.  Does nothing when that is nothing.
+    """Unmount what a dead engine has left mounted at its data directory.
 
     An engine mounts the directory on itself and unmounts it when it ends; one that came back after a SIGKILL takes that
     mount for somebody else's and leaves it.
 
     Raises:
-        CommandFailed: something below it is still in use.
+        click.ClickException: something below it is still in use.
     """
     while is_mounted(data):
         try:
             subprocess.run(["umount", "--", data], check=True, capture_output=True, text=True, timeout=PING_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or str(error)
-            raise CommandFailed(f"{data} stays mounted: {said.strip()}") from error
+            reason = getattr(error, "stderr", None) or str(error)
+            raise click.ClickException(f"{data} stays mounted: {reason.strip()}") from error

@@ -7,9 +7,10 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sandboxes.local import dockerd
+from sandboxes.local.mounts import mounts
 
 LIST_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 5.0  # the kernel frees loop devices and control groups a moment after their last user
@@ -21,27 +22,25 @@ Marks = tuple[str, ...]
 the tags of its nodes."""
 
 
-def _marked(text: str, marks: Marks) -> bool:
-    return any(mark in text for mark in marks)
+def find(marks: Marks) -> dict[str, list[str]]:
+    """Return, by kind, what still carries one of ``marks``; empty lists where nothing is left."""
+    found: dict[str, list[str]] = {}
+    for kind, look in KINDS.items():
+        with contextlib.suppress(FileNotFoundError):  # no `nft`, so no table either
+            found[kind] = list(look(marks))
+    return found
 
 
-def _names(directory: Path) -> list[str]:
-    try:
-        return sorted(entry.name for entry in directory.iterdir())
-    except FileNotFoundError:
-        return []
-
-
-def _text(path: Path) -> str:
-    """Content with NULs as spaces; empty when the file went away meanwhile."""
-    try:
-        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
+def find_settled(marks: Marks) -> dict[str, list[str]]:
+    """Return what `find` does, after waiting `SETTLE_SECONDS` at most for what the kernel is still removing."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while any((found := find(marks)).values()) and time.monotonic() < until:
+        time.sleep(SETTLE_STEP)
+    return found
 
 
 def processes(marks: Marks) -> Iterator[str]:
-    """Processes, other than this one and those above it, that name a mark in their command line or environment."""
+    """Yield processes, other than this one and its ancestors, with a mark in their command line or environment."""
     own = set(_ancestors())
     for name in _names(Path("/proc")):
         if not name.isdigit() or int(name) in own:
@@ -60,23 +59,21 @@ def _ancestors() -> Iterator[int]:
 
 
 def containers(marks: Marks) -> Iterator[str]:
-    """Containers of the machine's own Docker engine; one of ours ended with its containers."""
+    """Yield containers of the machine's own Docker engine; an engine of ours ended with its containers."""
     for container in dockerd.containers(dockerd.DEFAULT_SOCKET):
         if _marked(json.dumps(container), marks):
             yield str(container["Id"])[:12]
 
 
-def mounts(marks: Marks) -> Iterator[str]:
-    """Mount points that are marked themselves, or whose source or options are."""
-    columns = ("target", "source", "fsroot", "options")
-    listed = _listed("findmnt", "--json", "--list", "--output", ",".join(columns))
-    for mount in listed["filesystems"]:
-        if any(_marked(mount[column] or "", marks) for column in columns):
-            yield mount["target"]
+def mount_points(marks: Marks) -> Iterator[str]:
+    """Yield mount points that are marked themselves, or whose source or options are."""
+    for mount in mounts():
+        if any(_marked(text, marks) for text in (str(mount.target), mount.root, mount.source, mount.options)):
+            yield str(mount.target)
 
 
 def loop_devices(marks: Marks) -> Iterator[str]:
-    """Loop devices over a marked file."""
+    """Yield loop devices over a marked file."""
     for device in _names(Path("/sys/block")):
         backing = _text(Path("/sys/block", device, "loop/backing_file"))
         if backing and _marked(backing, marks):
@@ -84,30 +81,24 @@ def loop_devices(marks: Marks) -> Iterator[str]:
 
 
 def network_namespaces(marks: Marks) -> Iterator[str]:
-    """Named network namespaces."""
+    """Yield named network namespaces."""
     return (name for name in _names(Path("/run/netns")) if _marked(name, marks))
 
 
 def interfaces(marks: Marks) -> Iterator[str]:
-    """Network interfaces: the host's ends of veth pairs."""
+    """Yield network interfaces: the host's ends of veth pairs."""
     return (name for name in _names(Path("/sys/class/net")) if _marked(name, marks))
 
 
 def firewall_tables(marks: Marks) -> Iterator[str]:
-    """nftables tables."""
-    tables = (item["table"]["name"] for item in _listed("nft", "-j", "list", "tables")["nftables"] if "table" in item)
+    """Yield nftables tables."""
+    listed = subprocess.run(["nft", "-j", "list", "tables"], capture_output=True, timeout=LIST_SECONDS, check=True)
+    tables = (item["table"]["name"] for item in json.loads(listed.stdout)["nftables"] if "table" in item)
     return (name for name in tables if _marked(name, marks))
 
 
-def _listed(*command: str) -> dict[str, Any]:
-    """What a program of the system lists, as it tells it in JSON."""
-    done = subprocess.run(command, capture_output=True, timeout=LIST_SECONDS, check=True)
-    listed: dict[str, Any] = json.loads(done.stdout.decode(errors="surrogateescape"))
-    return listed
-
-
 def cgroups(marks: Marks) -> Iterator[str]:
-    """Control groups, in every hierarchy."""
+    """Yield control groups, in every hierarchy."""
     for place, directories, _ in os.walk("/sys/fs/cgroup"):
         for name in directories:
             if _marked(name, marks):
@@ -115,7 +106,7 @@ def cgroups(marks: Marks) -> Iterator[str]:
 
 
 def files(marks: Marks) -> Iterator[str]:
-    """Files and directories: the marked paths themselves, and marked names where temporary things are put."""
+    """Yield the marked paths themselves, and marked names where temporary things are put."""
     for mark in marks:
         if mark.startswith("/") and Path(mark).exists():
             yield mark
@@ -125,10 +116,10 @@ def files(marks: Marks) -> Iterator[str]:
                 yield f"{place}/{name}"
 
 
-LOOKS: Final[Mapping[str, Callable[[Marks], Iterable[str]]]] = {
+KINDS: Final[Mapping[str, Callable[[Marks], Iterable[str]]]] = {
     "process": processes,
     "container": containers,
-    "mount": mounts,
+    "mount": mount_points,
     "loop device": loop_devices,
     "network namespace": network_namespaces,
     "interface": interfaces,
@@ -138,18 +129,20 @@ LOOKS: Final[Mapping[str, Callable[[Marks], Iterable[str]]]] = {
 }
 
 
-def find(marks: Marks) -> dict[str, list[str]]:
-    """For each kind of thing, those that still carry one of ``marks``; empty lists where nothing is left."""
-    found: dict[str, list[str]] = {}
-    for kind, look in LOOKS.items():
-        with contextlib.suppress(FileNotFoundError):  # no `nft`, so no table either
-            found[kind] = list(look(marks))
-    return found
+def _marked(text: str, marks: Marks) -> bool:
+    return any(mark in text for mark in marks)
 
 
-def settled(marks: Marks) -> dict[str, list[str]]:
-    """As `find`, once what the kernel still was about to remove is gone; waits `SETTLE_SECONDS` at most."""
-    until = time.monotonic() + SETTLE_SECONDS
-    while any((found := find(marks)).values()) and time.monotonic() < until:
-        time.sleep(SETTLE_STEP)
-    return found
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _text(path: Path) -> str:
+    """Return the content with NULs as blanks; nothing when the file went away meanwhile."""
+    try:
+        return path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""

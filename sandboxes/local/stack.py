@@ -1,31 +1,32 @@
 """The whole service on this machine, as processes: what `sandboxes up` and `sandboxes demo` start and end.
 
-Gateway and autoscaler die with this process, whatever ends it.  The node agent, its sandboxes and a Docker engine of
-our own do not: after a SIGKILL they go on, and the next start over the same state directory takes them over.
+Gateway and autoscaler die with this process, whatever ends it.  The node agent, its sandboxes and the service's
+own Docker engine do not: after a SIGKILL they go on, and the next start over the same state directory takes them over.
 """
 
 import contextlib
 import json
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import click
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
-from gateway.doctor import PORT_CURE, refusal_to_listen
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.states import NodeState
 from gateway.wire.system import Check, Verdict
 from gateway.wire.tokens import Scope
-from sandboxes.errors import CommandFailed
-from sandboxes.local import dockerd, itself
+from sandboxes.errors import InterruptedStartError
+from sandboxes.local import dockerd
 from sandboxes.local.residue import Marks
-from sandboxes.local.state_dir import Layout, write_private
-from sandboxes.local.supervisor import Child, StopAsked, Supervisor
+from sandboxes.local.state_dir import StateDir, write_private
+from sandboxes.local.supervisor import Child, StopRequested, Supervisor, argv_of, run_command
 
 HOST: Final = "127.0.0.1"
 DOCTOR_SECONDS: Final = 120.0  # it starts a throwaway sandbox
@@ -36,23 +37,23 @@ ENGINE_SECONDS: Final = 60.0
 NODE_SECONDS: Final = 180.0
 ENGINE_STOP_SECONDS: Final = 30.0
 RELEASE_SECONDS: Final = 180.0
-STEP: Final = 0.2  # between two questions whether a node is ready: the API has no event for it
-NEWS_EVERY: Final = 25  # steps between two lines while nothing happens
+STEP: Final = 0.2  # between two polls whether a node is ready: the API has no event for it
+REPORT_EVERY: Final = 25  # steps between two lines while nothing happens
 DELETERS: Final = 8
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Access:
-    """How to reach a service that is up."""
+class LocalService:
+    """URL and token files of a service that is up."""
 
     url: str
     client_token: Path
     operator_token: Path
 
     def operator(self) -> GatewayClient:
-        """A client with the operator's token."""
+        """Return a client with the operator's token."""
         return GatewayClient(self.url, self.operator_token.read_text())
 
 
@@ -60,72 +61,77 @@ class Stack:
     """One service over one state directory.
 
     Args:
-        layout: its state directory, made and locked by the caller.
+        directory: its state directory, made and locked by the caller.
         port: where the gateway listens on this machine.
         say: takes one line of progress.
     """
 
-    def __init__(self, layout: Layout, port: int, say: Say) -> None:
-        self._layout = layout
+    def __init__(self, directory: StateDir, port: int, say: Say) -> None:
+        self._directory = directory
         self._port = port
         self._say = say
         self._supervisor = Supervisor(say)
         self._supervisor.catch_signals()
-        self.docker_socket = layout.docker_socket
+        self.docker_socket = directory.docker_socket
         url = f"http://{HOST}:{port}"
-        self.access = Access(url, layout.tokens / "client", layout.tokens / "operator")
+        self.service = LocalService(url, directory.tokens / "client", directory.tokens / "operator")
         self._environment = {
             "SANDBOXES_GATEWAY_HOST": HOST,
             "SANDBOXES_GATEWAY_PORT": str(port),
-            "SANDBOXES_GATEWAY_STATE_DIR": str(layout.gateway),
+            "SANDBOXES_GATEWAY_STATE_DIR": str(directory.gateway),
         }
 
     # -- start --------------------------------------------------------------------------------------------------------
 
     def start(self) -> NodeRecord:
-        """Starts everything; returns the first ready node.  The caller calls `end` in every case.
+        """Start everything and return the first ready node.  The caller calls `end` in every case.
 
         Raises:
-            CommandFailed: something is missing or did not start, in one sentence.
+            click.ClickException: something is missing or did not start.
         """
-        self._refuse_another_url()
-        self._refuse_a_taken_port()
-        self._ask_doctor()
+        self._require_earlier_url()
+        self._require_free_port()
+        self._check_machine()
         self._start_engine()
         self._make_tokens()
         self._start_gateway()
         self._check_tokens()
-        write_private(self._layout.url, self.access.url + "\n")
+        write_private(self._directory.url, self.service.url + "\n")
         self._start_autoscaler()
         return self._await_node()
 
-    def wait(self) -> StopAsked:
-        """Keeps everything alive until a signal asks for the end."""
+    def wait(self) -> StopRequested:
+        """Keep everything alive until a signal asks for the end."""
         while True:
             if (stop := self._supervisor.wait(3600.0)) is not None:
                 return stop
 
-    def _refuse_another_url(self) -> None:
-        """A node that outlived a SIGKILL knows the URL of its start and no other."""
-        earlier = self._layout.url.read_text().strip() if self._layout.url.exists() else self.access.url
-        if earlier != self.access.url and any(self._layout.instances.iterdir()):
-            raise CommandFailed(
-                f"an earlier start over {self._layout.root} was killed, and its node still serves {earlier};"
+    def _require_earlier_url(self) -> None:
+        """Refuse another URL where a node outlived a SIGKILL: it knows the URL of its start and no other."""
+        earlier = self._directory.url.read_text().strip() if self._directory.url.exists() else self.service.url
+        if earlier != self.service.url and any(self._directory.instances.iterdir()):
+            raise click.ClickException(
+                f"an earlier start over {self._directory.root} was killed, and its node still serves {earlier};"
                 f" start with --port {earlier.rpartition(':')[2]} to take it over"
             )
 
-    def _refuse_a_taken_port(self) -> None:
-        """A gateway of an earlier start cannot be there any more, so whatever listens is somebody else's."""
-        if (error := refusal_to_listen(HOST, self._port)) is not None:
-            raise CommandFailed(f"port {self._port} of {HOST}: {error.strerror or error}; {PORT_CURE}")
+    def _require_free_port(self) -> None:
+        """Refuse a taken port: a gateway of an earlier start cannot be there any more, so it is somebody else's."""
+        try:
+            socket.create_server((HOST, self._port)).close()
+        except OSError as error:
+            raise click.ClickException(
+                f"port {self._port} of {HOST}: {error.strerror or error};"
+                " end what listens there (ss -ltnp), or choose another with --port"
+            ) from error
 
-    def _ask_doctor(self) -> None:
-        self._say("looking at this machine")
-        answer = itself.call("doctor", "--json", env=self._environment, within=DOCTOR_SECONDS, may_fail=True)
+    def _check_machine(self) -> None:
+        self._say("checking this machine")
+        answer = run_command("doctor", "--json", env=self._environment, within=DOCTOR_SECONDS, may_fail=True)
         try:
             rows = TypeAdapter(list[Check]).validate_json(answer)
         except ValidationError as error:
-            raise CommandFailed("'sandboxes doctor --json' did not answer with rows; run it to see why") from error
+            raise click.ClickException("'sandboxes doctor --json' did not print its rows; run it to see why") from error
         # What a machine of one role may lack, the whole service needs.
         errors = [
             f"{row.name}: {row.found}; cure: {row.cure}"
@@ -133,10 +139,10 @@ class Stack:
             if row.verdict is Verdict.ERROR or (row.name.endswith("packages") and row.verdict is not Verdict.OK)
         ]
         if errors:
-            raise CommandFailed(" | ".join(errors))
+            raise click.ClickException(" | ".join(errors))
 
     def _start_engine(self) -> None:
-        ours = self._layout.docker_socket
+        ours = self._directory.docker_socket
         if dockerd.answers(ours):
             self._say("taking over the Docker engine of an earlier start")
             return
@@ -147,8 +153,8 @@ class Stack:
         self._say("starting a Docker engine")
         child = Child(
             name="docker engine",
-            argv=itself.sandboxes("node", "engine", "--root", str(self._layout.docker)),
-            log=self._layout.logs / "docker.log",
+            argv=argv_of("node", "engine", "--root", str(self._directory.docker)),
+            log=self._directory.logs / "docker.log",
             ready=lambda: dockerd.answers(ours),
             dies_with_us=False,
             stop_seconds=ENGINE_STOP_SECONDS,
@@ -159,8 +165,8 @@ class Stack:
         self._say("starting the gateway")
         child = Child(
             name="gateway",
-            argv=itself.sandboxes("gateway", "run"),
-            log=self._layout.logs / "gateway.log",
+            argv=argv_of("gateway", "run"),
+            log=self._directory.logs / "gateway.log",
             env=self._environment,
             ready=self._gateway_ready,
         )
@@ -168,41 +174,42 @@ class Stack:
 
     def _gateway_ready(self) -> bool:
         try:
-            return GatewayClient(self.access.url, "", attempts=1).readiness().ok
+            return GatewayClient(self.service.url, "", attempts=1).readiness().ok
         except (GatewayError, GatewayUnreachableError):
             return False
 
     def _start_autoscaler(self) -> None:
         self._say("starting the autoscaler")
-        config = self._layout.root / "autoscaler.toml"
+        config = self._directory.root / "autoscaler.toml"
         write_private(config, self._autoscaler_settings())
         child = Child(
             name="autoscaler",
-            argv=itself.sandboxes("autoscaler", "run", "--config", str(config), "--execute"),
-            log=self._layout.logs / "autoscaler.log",
+            argv=argv_of("autoscaler", "run", "--config", str(config), "--execute"),
+            log=self._directory.logs / "autoscaler.log",
         )
         self._supervisor.start(child, within=COMMAND_SECONDS)
 
     def _autoscaler_settings(self) -> str:
-        """One pool of one node on this machine."""
-        layout, text = self._layout, json.dumps  # TOML writes strings as JSON does
+        """Return settings with one pool of one node on this machine."""
+        directory, text = self._directory, json.dumps  # TOML writes strings as JSON does
         return (
-            f"gateway_url = {text(self.access.url)}\n"
-            f"token_file = {text(str(self.access.operator_token))}\n"
-            f"state_dir = {text(str(layout.autoscaler))}\n\n"
-            f"[providers.local]\nroot = {text(str(layout.instances))}\n\n"
+            f"gateway_url = {text(self.service.url)}\n"
+            f"token_file = {text(str(self.service.operator_token))}\n"
+            f"state_dir = {text(str(directory.autoscaler))}\n\n"
+            f"[providers.local]\nroot = {text(str(directory.instances))}\n\n"
             f'[[pools]]\nname = "local"\nprovider = "local"\nmin = 1\nmax = 1\n\n'
             f"[pools.node]\ndocker_url = {text(f'unix://{self.docker_socket}')}\n"
         )
 
     def _await_node(self) -> NodeRecord:
-        """The first ready node.
+        """Wait for the first ready node and return it.
 
         Raises:
-            CommandFailed: none came in time, or a stop was asked.
+            click.ClickException: none came in time.
+            InterruptedStartError: a signal asked for the end meanwhile.
         """
         self._say("waiting for the first node")
-        client = self.access.operator()
+        client = self.service.operator()
         seen = ""
         for step in range(int(NODE_SECONDS / STEP)):
             with contextlib.suppress(GatewayError, GatewayUnreachableError):
@@ -210,60 +217,60 @@ class Stack:
                 if ready := [node for node in nodes if node.state is NodeState.READY]:
                     return ready[0]
                 now = ", ".join(f"{node.id} is {node.state}" for node in nodes) or "none has registered yet"
-                if now != seen or step % NEWS_EVERY == NEWS_EVERY - 1:
+                if now != seen or step % REPORT_EVERY == REPORT_EVERY - 1:
                     seen = now
                     self._say(f"nodes: {now}")
             if self._supervisor.wait(STEP) is not None:
-                raise CommandFailed("stopped while starting", exit_code=130)
-        raise CommandFailed(f"no node was ready after {NODE_SECONDS:.0f} s; see {self._layout.logs}")
+                raise InterruptedStartError("stopped while starting")
+        raise click.ClickException(f"no node was ready after {NODE_SECONDS:.0f} s; see {self._directory.logs}")
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
     def _make_tokens(self) -> None:
-        """The first tokens: without one the gateway does not start."""
-        fresh = not (self._layout.gateway / "gateway.db").exists()
+        """Create the first tokens: without one the gateway does not start."""
+        fresh = not (self._directory.gateway / "gateway.db").exists()
         for scope, path in self._token_files():
             if fresh or not path.exists():
                 self._make_token(scope, path)
 
     def _check_tokens(self) -> None:
-        """Makes tokens anew that the gateway does not take any more: somebody revoked them, or changed the database."""
+        """Replace tokens that the gateway no longer accepts: they were revoked, or the database was changed."""
         for scope, path in self._token_files():
             try:
-                next(GatewayClient(self.access.url, path.read_text()).sandboxes(), None)
+                next(GatewayClient(self.service.url, path.read_text()).sandboxes(), None)
             except GatewayError as error:
                 if error.code is not ErrorCode.UNAUTHORIZED:
-                    raise CommandFailed(f"the gateway does not serve: {error}") from error
-                self._say(f"the {scope} token in {path} does not work any more; making a new one")
+                    raise click.ClickException(f"the gateway refuses to serve: {error}") from error
+                self._say(f"the {scope} token in {path} no longer works; creating a new one")
                 self._make_token(scope, path)
 
     def _token_files(self) -> tuple[tuple[Scope, Path], ...]:
-        return (Scope.OPERATOR, self.access.operator_token), (Scope.CLIENT, self.access.client_token)
+        return (Scope.OPERATOR, self.service.operator_token), (Scope.CLIENT, self.service.client_token)
 
     def _make_token(self, scope: Scope, path: Path) -> None:
         words = ("token", "create", "--scope", scope.value, "--name", f"up-{scope.value}")
-        write_private(path, itself.call(*words, env=self._environment).strip() + "\n")
+        write_private(path, run_command(*words, env=self._environment).strip() + "\n")
 
     def marks(self) -> Marks:
-        """What stands in the name, path or command line of everything that this service has made up to now."""
-        homes = sorted(self._layout.instances.iterdir())
-        tags = [itself.call("node", "tag", "--root", str(home / "node")).strip() for home in homes]
-        return (str(self._layout.root), *tags)
+        """Return what stands in the name, path or command line of everything that this service has made so far."""
+        homes = sorted(self._directory.instances.iterdir())
+        tags = [run_command("node", "tag", "--root", str(home / "node")).strip() for home in homes]
+        return (str(self._directory.root), *tags)
 
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def end(self) -> list[str]:
-        """Ends everything, in order, and removes sandboxes and nodes.  Idempotent.
+        """End everything, in order, and remove sandboxes and nodes.  Idempotent.
 
         Returns:
-            A sentence for each thing that could not be ended; the next start over this directory takes it up.
+            A sentence for each thing that could not be ended; the next start over this directory takes it over.
         """
         problems: list[str] = []
-        self._layout.url.unlink(missing_ok=True)
+        self._directory.url.unlink(missing_ok=True)
         for step in (self._end_sandboxes, self._end_nodes, self._supervisor.stop_all, self._end_engine):
             try:
                 step()
-            except (CommandFailed, GatewayError, GatewayUnreachableError) as error:
+            except (click.ClickException, GatewayError, GatewayUnreachableError) as error:
                 problems.append(str(error))
         return problems
 
@@ -275,7 +282,7 @@ class Stack:
             if self._gateway_ready():
                 break
             self._supervisor.wait(STEP)
-        client = self.access.operator()
+        client = self.service.operator()
         ids = [sandbox.id for sandbox in client.sandboxes()]
         if not ids:
             return
@@ -284,14 +291,14 @@ class Stack:
             list(pool.map(client.delete_sandbox, ids))
 
     def _end_nodes(self) -> None:
-        config = self._layout.root / "autoscaler.toml"
+        config = self._directory.root / "autoscaler.toml"
         self._supervisor.stop("autoscaler")
-        if config.exists() and any(self._layout.instances.iterdir()):
+        if config.exists() and any(self._directory.instances.iterdir()):
             self._say("ending the node")
-            itself.call("autoscaler", "release", "--config", str(config), within=RELEASE_SECONDS)
+            run_command("autoscaler", "release", "--config", str(config), within=RELEASE_SECONDS)
 
     def _end_engine(self) -> None:
-        """Ends an engine that was taken over; one that this process started is among its children."""
-        if dockerd.answers(self._layout.docker_socket):
-            dockerd.end(self._layout.docker / "dockerd.pid", ENGINE_STOP_SECONDS)
-        dockerd.release(self._layout.docker / "data")
+        """End an engine that was taken over; one that this process started is among its children."""
+        if dockerd.answers(self._directory.docker_socket):
+            dockerd.end(self._directory.docker / "dockerd.pid", ENGINE_STOP_SECONDS)
+        dockerd.release(self._directory.docker / "data")

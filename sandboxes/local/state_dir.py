@@ -1,4 +1,4 @@
-"""Where `sandboxes up` keeps things: one state directory that only its owner can read, and one service in it."""
+"""The state directory of `sandboxes up`: closed to others, locked by one service, its files replaced atomically."""
 
 import contextlib
 import fcntl
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from sandboxes.errors import CommandFailed
+import click
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
 LONGEST_ROOT: Final = 40
@@ -16,7 +16,7 @@ LONGEST_ROOT: Final = 40
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateDir:
     """The state directory of one service on this machine."""
 
     root: Path
@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def docker(self) -> Path:
-        """Root of a Docker engine of our own."""
+        """Root of the service's own Docker engine."""
         return self.root / "docker"
 
     @property
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def logs(self) -> Path:
-        """What the processes say."""
+        """Output of the processes."""
         return self.root / "logs"
 
     @property
@@ -67,13 +67,16 @@ class Layout:
         return self.root / "up.lock"
 
     def make(self) -> bool:
-        """Makes the directories, closed to others; whether the state directory itself is new.
+        """Make the directories, closed to others.
+
+        Returns:
+            True if the state directory itself is new.
 
         Raises:
-            CommandFailed: the path is too long, or the disk or its rights do not allow it.
+            click.ClickException: the path is too long, or the disk or its permissions do not allow it.
         """
         if len(os.fsencode(self.root)) > LONGEST_ROOT:
-            raise CommandFailed(
+            raise click.ClickException(
                 f"the state directory {self.root} is longer than {LONGEST_ROOT} bytes, and Unix sockets below it would"
                 " not fit into what Linux allows; choose a shorter one with --state-dir"
             )
@@ -83,11 +86,11 @@ class Layout:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.root.chmod(0o700)
         except OSError as error:
-            raise CommandFailed(f"cannot make {self.root}: {error.strerror or error}") from error
+            raise click.ClickException(f"cannot make {self.root}: {error.strerror or error}") from error
         return is_new
 
     def unmake(self) -> None:
-        """Removes the directories where nothing has come into them; the caller holds the lock and made the root."""
+        """Remove the directories if they hold no file; the caller holds the lock and made the root."""
         found = sorted(self.root.rglob("*"), reverse=True)
         if any(path != self.lock and not path.is_dir() for path in found):
             return
@@ -99,22 +102,22 @@ class Layout:
 
 
 def open_log(path: Path) -> BinaryIO:
-    """A log to append to; only its owner can read it.
+    """Open a log to append to; only its owner can read it.
 
     Raises:
-        CommandFailed: it cannot be opened.
+        click.ClickException: it cannot be opened.
     """
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab")
     except OSError as error:
-        raise CommandFailed(f"cannot open {path}: {error.strerror or error}") from error
+        raise click.ClickException(f"cannot open {path}: {error.strerror or error}") from error
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces a file in one step; only its owner can read it.
+    """Replace a file atomically; only its owner can read it.
 
     Raises:
-        CommandFailed: the disk is full, or the directory cannot be written.
+        click.ClickException: the disk is full, or the directory cannot be written.
     """
     draft = path.with_name(f".{path.name}.new")
     try:
@@ -126,31 +129,31 @@ def write_private(path: Path, text: str) -> None:
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise CommandFailed(f"cannot write {path}: {error.strerror or error}") from error
+        raise click.ClickException(f"cannot write {path}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
-def held(lock: Path) -> Iterator[None]:
-    """Holds the lock of a state directory.  The kernel lets go of it when this process dies by any means.
+def locked(lock: Path) -> Iterator[None]:
+    """Hold the lock of a state directory.  The kernel releases it when this process dies by any means.
 
     Raises:
-        CommandFailed: another process has it, or it cannot be made.
+        click.ClickException: another process has it, or it cannot be made.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CommandFailed(f"cannot open {lock}: {error.strerror or error}") from error
+        raise click.ClickException(f"cannot open {lock}: {error.strerror or error}") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             owner = os.read(descriptor, 20).decode().strip() or "unknown"
-            raise CommandFailed(
+            raise click.ClickException(
                 f"another 'sandboxes up' (process {owner}) runs over {lock.parent};"
                 " end it first, or choose another directory with --state-dir"
             ) from error
         if not lock.exists() or not os.path.samestat(lock.stat(), os.fstat(descriptor)):
-            raise CommandFailed(f"{lock.parent} was removed a moment ago; run this again")
+            raise click.ClickException(f"{lock.parent} was removed a moment ago; run this again")
         os.ftruncate(descriptor, 0)
         # The number is for people; on a full disk the lock holds without it.
         with contextlib.suppress(OSError):

@@ -1,14 +1,15 @@
-"""Keeps the service's processes alive while `sandboxes up` stands in the foreground.
+"""Runs commands of this installation: once to their end, or kept alive while `sandboxes up` is in the foreground.
 
-One thread, the main one, starts, restarts and ends children; a thread for each child waits for its death and says so.
-Children run in sessions of their own, so that Ctrl-C reaches this process alone and it ends them in order.  A child
-with ``dies_with_us`` gets SIGKILL from the kernel when this process dies by any means (PR_SET_PDEATHSIG, set by
+One thread, the main one, starts, restarts and ends children; a thread for each child waits for its death and reports
+it.  Children run in sessions of their own, so that Ctrl-C reaches this process alone and it ends them in order.  A
+child with ``dies_with_us`` gets SIGKILL from the kernel when this process dies by any means (PR_SET_PDEATHSIG, set by
 ``setpriv``); the daemons recover from that by design.
 """
 
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from sandboxes.errors import CommandFailed
+import click
+
+from sandboxes.errors import InterruptedStartError
 from sandboxes.local.state_dir import open_log
 
+COMMAND_SECONDS: Final = 60.0
 FIRST_DELAY: Final = 0.5
 LONGEST_DELAY: Final = 30.0
 STEADY_AFTER: Final = 15.0  # a child that lived this long starts again with the first delay
@@ -29,8 +33,49 @@ LOG_BYTES: Final = 16 * 1024 * 1024  # of one child's log; the part before is ke
 TAIL_LINES: Final = 5
 
 
+def argv_of(*words: str) -> list[str]:
+    """Return the argument list of ``sandboxes WORDS`` in this very installation."""
+    return [sys.executable, "-m", "sandboxes", *words]
+
+
+def run_command(
+    *words: str, env: Mapping[str, str] | None = None, within: float = COMMAND_SECONDS, may_fail: bool = False
+) -> str:
+    """Run ``sandboxes WORDS`` to its end and return its stdout.
+
+    Args:
+        words: the command's own words.
+        env: added to this process's environment.
+        within: seconds after which it is killed.
+        may_fail: return its stdout also when its exit code is not 0.
+
+    Raises:
+        click.ClickException: it took too long, or failed and may not; the sentence ends with the last line of its
+            output.
+    """
+    name = f"'sandboxes {' '.join(words[:2])}'"
+    try:
+        done = subprocess.run(
+            argv_of(*words),
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=within,
+            check=False,
+            start_new_session=True,  # Ctrl-C is this process's to handle
+        )
+    except subprocess.TimeoutExpired as error:
+        raise click.ClickException(f"{name} took over {within:.0f} s and was killed") from error
+    if done.returncode != 0 and not may_fail:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it wrote nothing"]
+        reason = last[0].removeprefix("error: ")
+        raise click.ClickException(f"{name} failed with exit code {done.returncode}: {reason}")
+    return done.stdout
+
+
 def restart_delay(failures: int) -> float:
-    """Seconds to wait before start number ``failures`` + 1 of a child that died ``failures`` times in a row."""
+    """Return the seconds to wait before restarting a child that died ``failures`` times in a row."""
     return float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** max(0, failures - 1)))
 
 
@@ -45,7 +90,7 @@ class Child:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's own."""
     ready: Callable[[], bool] | None = None
-    """Asked until it says yes; bounded in time by itself.  ``None``: ready when it has started."""
+    """Polled until true; bounded in time by itself.  ``None``: ready when it has started."""
     dies_with_us: bool = True
     stop_seconds: float = 20.0
     """From SIGTERM to SIGKILL."""
@@ -59,14 +104,14 @@ class _Died:
 
 
 @dataclass(frozen=True)
-class StopAsked:
-    """SIGINT, SIGTERM or SIGHUP came."""
+class StopRequested:
+    """A signal asked for the end."""
 
     signal: int
 
 
 class _Running:
-    """A child and its present process."""
+    """A child and its current process."""
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -86,20 +131,24 @@ class Supervisor:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._children: dict[str, _Running] = {}
-        self._events: SimpleQueue[_Died | StopAsked] = SimpleQueue()
+        self._events: SimpleQueue[_Died | StopRequested] = SimpleQueue()
 
     def catch_signals(self) -> None:
-        """Turns SIGINT, SIGTERM and SIGHUP into a wish to stop."""
+        """Turn SIGINT, SIGTERM and SIGHUP into a request to stop, however they were disposed of before."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # SimpleQueue.put may be called from a signal handler: the library promises that it is reentrant.
-            signal.signal(number, lambda got, _frame: self._events.put(StopAsked(got)))
+            signal.signal(number, lambda got, _frame: self._events.put(StopRequested(got)))
 
     def start(self, child: Child, *, within: float) -> None:
-        """Starts ``child`` and returns once it is ready.
+        """Start ``child`` and return once it is ready.
+
+        Args:
+            child: what to start.
+            within: seconds in which it has to be ready.
 
         Raises:
-            CommandFailed: it died, was not ready ``within`` seconds, or a stop was asked meanwhile; it is not running
-                any more then, except when the stop came.
+            click.ClickException: it died or was not ready in time; it no longer runs.
+            InterruptedStartError: a signal asked for the end meanwhile; it still runs.
         """
         running = _Running(child)
         self._children[child.name] = running
@@ -109,33 +158,33 @@ class Supervisor:
         while child.ready is not None and not child.ready():
             event = self._next(min(pause, max(0.0, until - time.monotonic())))
             pause = min(PROBE_LONGEST, pause * 2)
-            if isinstance(event, StopAsked):
-                raise CommandFailed("stopped while starting", exit_code=130)
+            if isinstance(event, StopRequested):
+                raise InterruptedStartError("stopped while starting")
             if event is not None and event.name == child.name:
                 del self._children[child.name]
-                raise CommandFailed(f"{child.name} {ended(event.code)} while starting: {tail(child.log)}")
+                raise click.ClickException(f"{child.name} {ended(event.code)} while starting: {tail(child.log)}")
             if event is not None:
                 self._note_death(event)
             if time.monotonic() >= until:
                 self.stop(child.name)
-                raise CommandFailed(f"{child.name} was not ready after {within:.0f} s; see {child.log}")
+                raise click.ClickException(f"{child.name} was not ready after {within:.0f} s; see {child.log}")
 
-    def wait(self, seconds: float) -> StopAsked | None:
-        """Keeps the children alive for at most ``seconds``; returns early when a stop is asked."""
+    def wait(self, seconds: float) -> StopRequested | None:
+        """Keep the children alive for at most ``seconds``; return early when a stop is requested."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._restart_due()
             self._trim_logs()
             due = [r.due - time.monotonic() for r in self._children.values() if r.due is not None]
             event = self._next(max(0.0, min([left, *due])))
-            if isinstance(event, StopAsked):
+            if isinstance(event, StopRequested):
                 return event
             if event is not None:
                 self._note_death(event)
         return None
 
     def stop(self, name: str) -> None:
-        """Ends one child: SIGTERM, its deadline, SIGKILL.  Does nothing when it is not there."""
+        """End one child, if there is one of that name: SIGTERM, its deadline, SIGKILL."""
         running = self._children.pop(name, None)
         if running is None or running.process is None or running.process.poll() is not None:
             return
@@ -148,20 +197,20 @@ class Supervisor:
             running.process.wait()
 
     def stop_all(self) -> None:
-        """Ends all children, the last one started first."""
+        """End all children, the last one started first."""
         for name in reversed(list(self._children)):
             self.stop(name)
 
     def has(self, name: str) -> bool:
-        """Whether it keeps a child of that name alive."""
+        """Tell whether it keeps a child of that name alive."""
         return name in self._children
 
     def pid(self, name: str) -> int | None:
-        """Process id of a child that runs now."""
+        """Return the process id of a child; ``None`` while it does not run."""
         running = self._children.get(name)
         return running.process.pid if running is not None and running.process is not None else None
 
-    def _next(self, timeout: float) -> _Died | StopAsked | None:
+    def _next(self, timeout: float) -> _Died | StopRequested | None:
         try:
             return self._events.get(timeout=timeout)
         except Empty:
@@ -182,7 +231,7 @@ class Supervisor:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise CommandFailed(f"{child.name} cannot be started: {error}") from error
+                raise click.ClickException(f"{child.name} cannot be started: {error}") from error
         running.process, running.started, running.due = process, time.monotonic(), None
         threading.Thread(target=self._watch, args=(child.name, process), daemon=True).start()
 
@@ -210,7 +259,7 @@ class Supervisor:
 
 
 def ended(code: int) -> str:
-    """How a process ended, for people, from the code that `subprocess` gives."""
+    """Describe how a process ended, from the return code of `subprocess`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -220,7 +269,7 @@ def ended(code: int) -> str:
 
 
 def trim(log: Path) -> None:
-    """Keeps a log bounded: beyond `LOG_BYTES` what is there moves to ``NAME.1`` and the file goes on empty."""
+    """Keep a log bounded: beyond `LOG_BYTES` its content moves to ``NAME.1`` and the file goes on empty."""
     try:
         if log.stat().st_size <= LOG_BYTES:
             return
@@ -234,7 +283,7 @@ def trim(log: Path) -> None:
 
 
 def tail(log: Path) -> str:
-    """The last lines of a log, as one."""
+    """Return the last lines of a log, joined into one."""
     try:
         lines = log.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
     except FileNotFoundError:

@@ -67,7 +67,7 @@ def _measure(contenders: Sequence[Contender], options: argparse.Namespace, scrat
 
 
 def _contenders(service: Up, scratch: Path, *, docker: bool) -> list[Contender]:
-    ours = service.layout.docker_socket
+    ours = service.directory.docker_socket
     socket = ours if ours.exists() else DEFAULT_SOCKET
     image = test_image(f"unix://{socket}")
     rootfs = scratch / "rootfs"

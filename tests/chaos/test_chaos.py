@@ -69,7 +69,7 @@ def storm(up: Up, cycles: int, *, times: int, pause: tuple[float, float]) -> tup
     """All cycles by `CLIENTS` clients at once, while the daemons are killed."""
     image = import_images(up.engine()).busybox
     client, record = up.client(), Record()
-    killer, twins = Killer(up, SEED, times=times, pause=pause), Twins(up.layout.root)
+    killer, twins = Killer(up, SEED, times=times, pause=pause), Twins(up.directory.root)
     killer.start()
     twins.start()
     numbers, over = itertools.count(), threading.Event()
@@ -96,7 +96,7 @@ def recovered(up: Up) -> bool:
     if any(up.pid(daemon) is None for daemon in DAEMONS):
         return False
     nodes = [node for node in up.operator().nodes() if node.state == "ready"]
-    return bool(nodes) and all(node.sandboxes == 0 for node in nodes) and not sentries(up.layout.root)
+    return bool(nodes) and all(node.sandboxes == 0 for node in nodes) and not sentries(up.directory.root)
 
 
 def weather(up: Up, cycles: int, *, times: int, pause: tuple[float, float]) -> None:
@@ -105,10 +105,10 @@ def weather(up: Up, cycles: int, *, times: int, pause: tuple[float, float]) -> N
     assert record.wrong == []
     assert len(record.done) >= cycles
     until(lambda: recovered(up), "all daemons are back, and the node is empty", 120)
-    looked_for = marks(up.layout)
+    looked_for = marks(up.directory)
     assert up.end() == 0, up.words
     for daemon in DAEMONS:
-        assert pids_of(up.layout.root, daemon) == []
+        assert pids_of(up.directory.root, daemon) == []
     assert_nothing_left(looked_for)
 
 

@@ -34,7 +34,7 @@ def service() -> Iterator[Up]:
 
 @pytest.fixture(scope="module")
 def image(service: Up) -> str:
-    ours = service.layout.docker_socket
+    ours = service.directory.docker_socket
     return images.test_image(f"unix://{ours if ours.exists() else DEFAULT_SOCKET}")
 
 
@@ -45,7 +45,7 @@ def sandbox(service: Up, image: str) -> Iterator[SandboxHandle]:
 
 
 def cli(service: Up, *words: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    argv = [sys.executable, "-m", "sandboxes", words[0], "--state-dir", str(service.layout.root), *words[1:]]
+    argv = [sys.executable, "-m", "sandboxes", words[0], "--state-dir", str(service.directory.root), *words[1:]]
     return subprocess.run(argv, input=given, capture_output=True, timeout=120, check=False)
 
 

@@ -32,7 +32,7 @@ def root(mark: str, tmp_path: Path) -> Iterator[Path]:
 
 def test_nothing_is_found_where_nothing_is(mark: str) -> None:
     found = residue.find((mark,))
-    assert set(found) == set(residue.LOOKS)
+    assert set(found) == set(residue.KINDS)
     assert not any(found.values())
 
 
@@ -57,13 +57,13 @@ def test_a_mount_and_its_loop_device(root: Path, mark: str) -> None:
     run("mkfs.ext4", "-q", "-F", str(image))
     run("mount", "-o", "loop", str(image), str(point))
     try:
-        assert list(residue.mounts((mark,))) == [str(point)]
+        assert list(residue.mount_points((mark,))) == [str(point)]
         (device,) = residue.loop_devices((mark,))
         assert device.endswith(f"over {image}")
     finally:
         run("umount", str(point))
     # A mount namespace that a neighbour made meanwhile holds a copy of the mount for as long as it lives.
-    assert list(residue.mounts((mark,))) == []
+    assert list(residue.mount_points((mark,))) == []
 
 
 def test_a_namespace_an_interface_and_a_table(mark: str) -> None:

@@ -35,15 +35,15 @@ def test_it_starts_serves_and_ends_clean(engines: None) -> None:
         assert record is not None
         assert record["isolation"] == "gvisor"
         for name in ("client", "operator"):
-            assert stat.S_IMODE((up.layout.tokens / name).stat().st_mode) == 0o600
-        assert stat.S_IMODE(up.layout.root.stat().st_mode) == 0o700
-        assert up.layout.url.read_text() == f"{up.url}\n"
+            assert stat.S_IMODE((up.directory.tokens / name).stat().st_mode) == 0o600
+        assert stat.S_IMODE(up.directory.root.stat().st_mode) == 0o700
+        assert up.directory.url.read_text() == f"{up.url}\n"
         assert f"export UCLOUD_SANDBOX_URL={up.url}" in up.words
-        looked_for = marks(up.layout)
+        looked_for = marks(up.directory)
         assert up.end() == 0, up.words
         assert "everything has ended" in up.words
         assert_nothing_left(looked_for)
-        assert list(up.layout.instances.iterdir()) == []
+        assert list(up.directory.instances.iterdir()) == []
 
 
 @pytest.mark.parametrize("daemon", ["gateway", "autoscaler", "node"])
@@ -59,21 +59,21 @@ def test_a_daemon_that_dies_comes_back(engines: None, daemon: str) -> None:
 def test_a_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
     with running() as up:
         sandbox_in(up)
-        token = (up.layout.tokens / "client").read_text()
+        token = (up.directory.tokens / "client").read_text()
         node = up.pid("node")
         up.process.kill()
         up.process.wait(DOWN_SECONDS)
-        until(lambda: not pids_of(up.layout.root, "gateway"), "the gateway died with it")
-        until(lambda: not pids_of(up.layout.root, "autoscaler"), "the autoscaler died with it")
+        until(lambda: not pids_of(up.directory.root, "gateway"), "the gateway died with it")
+        until(lambda: not pids_of(up.directory.root, "autoscaler"), "the autoscaler died with it")
         assert up.pid("node") == node
 
-        again = start(up.layout, up.port)
+        again = start(up.directory, up.port)
         try:
-            assert (up.layout.tokens / "client").read_text() == token
+            assert (up.directory.tokens / "client").read_text() == token
             assert up.pid("node") == node
             sandbox = again.client().attach("kept")
             assert starts_of(sandbox) == "started\n"
-            looked_for = marks(again.layout)
+            looked_for = marks(again.directory)
         finally:
             assert again.end(signal.SIGTERM) == 0, again.words
         assert_nothing_left(looked_for)
@@ -81,13 +81,13 @@ def test_a_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
 
 def test_a_start_on_another_port_after_sigkill_names_the_right_one(engines: None) -> None:
     with running() as up:
-        looked_for = marks(up.layout)
+        looked_for = marks(up.directory)
         up.process.kill()
         up.process.wait(DOWN_SECONDS)
-        other = start(up.layout, free_port(), ready=False)
+        other = start(up.directory, free_port(), ready=False)
         assert other.process.wait(DOWN_SECONDS) == 1
         until(lambda: f"--port {up.port}" in other.words, "it says which port")
 
-        again = start(up.layout, up.port)
+        again = start(up.directory, up.port)
         assert again.end() == 0, again.words
         assert_nothing_left(looked_for)

@@ -12,7 +12,7 @@ import pytest
 
 from sandboxes.local import residue
 from sandboxes.local.demo import free_port
-from sandboxes.local.state_dir import Layout, held
+from sandboxes.local.state_dir import StateDir, locked
 from tests.fakes.gateway_process import gateway_process, new_token
 from tests.stack import state
 
@@ -22,7 +22,7 @@ UP = [sys.executable, "-m", "sandboxes", "up"]
 
 
 @pytest.fixture
-def layout(engines: None) -> Iterator[Layout]:
+def directory(engines: None) -> Iterator[StateDir]:
     with state() as made:
         yield made
 
@@ -42,48 +42,48 @@ def refusal(root: Path, *options: str, before: tuple[str, ...] = ()) -> str:
     assert len(errors) == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert list(residue.processes((f"{root}/",))) == []
-    assert list(residue.mounts((f"{root}/",))) == []
+    assert list(residue.mount_points((f"{root}/",))) == []
     return errors[0]
 
 
-def test_a_port_that_is_taken(layout: Layout) -> None:
+def test_a_port_that_is_taken(directory: StateDir) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        said = refusal(layout.root, "--port", str(number))
+        said = refusal(directory.root, "--port", str(number))
     assert f"port {number}" in said
     assert "--port" in said
 
 
-def test_a_port_on_which_the_gateway_of_somebody_else_answers(layout: Layout, tmp_path: Path) -> None:
+def test_a_port_on_which_the_gateway_of_somebody_else_answers(directory: StateDir, tmp_path: Path) -> None:
     new_token(tmp_path, "operator")
     with gateway_process(tmp_path) as other:
         number = other.url.rpartition(":")[2]
-        said = refusal(layout.root, "--port", number)
+        said = refusal(directory.root, "--port", number)
     assert f"port {number}" in said
     assert "--port" in said
 
 
-def test_a_directory_that_another_one_holds(layout: Layout) -> None:
-    layout.make()
-    with held(layout.lock):
-        said = refusal(layout.root, "--port", str(free_port()))
+def test_a_directory_that_another_one_holds(directory: StateDir) -> None:
+    directory.make()
+    with locked(directory.lock):
+        said = refusal(directory.root, "--port", str(free_port()))
     assert "another 'sandboxes up'" in said
     assert "--state-dir" in said
 
 
-def test_a_path_that_is_too_long(layout: Layout) -> None:
-    said = refusal(layout.root / ("x" * 40), "--port", str(free_port()))
+def test_a_path_that_is_too_long(directory: StateDir) -> None:
+    said = refusal(directory.root / ("x" * 40), "--port", str(free_port()))
     assert "choose a shorter one with --state-dir" in said
 
 
-def test_a_path_that_is_a_file(layout: Layout) -> None:
-    (layout.root / "file").touch()
-    assert "cannot make" in refusal(layout.root / "file", "--port", str(free_port()))
+def test_a_path_that_is_a_file(directory: StateDir) -> None:
+    (directory.root / "file").touch()
+    assert "cannot make" in refusal(directory.root / "file", "--port", str(free_port()))
 
 
 @pytest.mark.parametrize("size", ["64k", "1m"])
-def test_a_full_disk(layout: Layout, size: str) -> None:
-    disk = layout.root / "disk"
+def test_a_full_disk(directory: StateDir, size: str) -> None:
+    disk = directory.root / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True, timeout=10)
     try:
@@ -99,32 +99,36 @@ def refusal_on(disk: Path) -> str:
     return refusal(disk / "s", "--port", str(free_port()))
 
 
-def test_a_missing_engine(layout: Layout) -> None:
+def test_a_missing_engine(directory: StateDir) -> None:
     hide = ("unshare", "-m", "sh", "-c", 'mount --bind /dev/null "$(command -v runsc)" && exec "$@"', "sh")
-    said = refusal(layout.root, "--port", str(free_port()), before=hide)
+    said = refusal(directory.root, "--port", str(free_port()), before=hide)
     assert "gVisor" in said or "runsc" in said
 
 
-def test_a_setting_that_does_not_exist(layout: Layout) -> None:
-    said = refusal(layout.root, "--port", str(free_port()), before=("env", "SANDBOXES_GATEWAY_COLOUR=red"))
+def test_a_setting_that_does_not_exist(directory: StateDir) -> None:
+    said = refusal(directory.root, "--port", str(free_port()), before=("env", "SANDBOXES_GATEWAY_COLOUR=red"))
     assert "colour" in said
 
 
-def test_a_database_of_a_newer_version(layout: Layout) -> None:
-    layout.make()
-    create = ["token", "create", "--name", "x", "--scope", "client", "--state-dir", str(layout.gateway)]
+def test_a_database_of_a_newer_version(directory: StateDir) -> None:
+    directory.make()
+    create = ["token", "create", "--name", "x", "--scope", "client", "--state-dir", str(directory.gateway)]
     subprocess.run([*UP[:-1], *create], check=True, timeout=60, capture_output=True)
-    with contextlib.closing(sqlite3.connect(layout.gateway / "gateway.db")) as database:
+    with contextlib.closing(sqlite3.connect(directory.gateway / "gateway.db")) as database:
         database.execute("UPDATE alembic_version SET version_num = 'v9999'")
         database.commit()
-    said = refusal(layout.root, "--port", str(free_port()))
+    said = refusal(directory.root, "--port", str(free_port()))
     assert "newer" in said
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_a_port_that_is_none(layout: Layout, port: str) -> None:
+def test_a_port_that_is_none(directory: StateDir, port: str) -> None:
     done = subprocess.run(
-        [*UP, "--state-dir", str(layout.root), "--port", port], capture_output=True, text=True, timeout=60, check=False
+        [*UP, "--state-dir", str(directory.root), "--port", port],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 2
     assert "--port" in done.stderr

@@ -8,75 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import app, errors
+from sandboxes import app
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = app.run(list(words))
     out, err = capsys.readouterr()
     return code, out, err
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--version")
-    assert code == 0
-    assert out.startswith("sandboxes ")
-
-
-def test_help_lists_every_command_and_loads_none(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app.importlib, "import_module", lambda name: pytest.fail(f"{name} was loaded"))
-    code, out, _ = run(capsys, "--help")
-    assert code == 0
-    assert all(f" {name} " in out for name in app.COMMANDS)
-
-
-@pytest.mark.parametrize("name", list(app.COMMANDS))
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    code, out, _ = run(capsys, name, "--help")
-    assert code == 0
-    assert f"sandboxes {name}" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "suggestion"),
-    [
-        (["tokne"], "'token'"),
-        (["--versoin"], "--version"),
-        (["token", "creat"], "'create'"),
-        (["gateway", "run", "--prot", "1"], "--port"),
-    ],
-)
-def test_a_mistyped_word_gets_a_suggestion(
-    capsys: pytest.CaptureFixture[str], words: list[str], suggestion: str
-) -> None:
-    code, _, err = run(capsys, *words)
-    assert code == 2
-    assert suggestion in err
-
-
-def test_a_missing_package_is_named_with_its_cure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def absent(name: str) -> None:
-        raise ModuleNotFoundError("no", name="fastapi")
-
-    monkeypatch.setattr(app.importlib, "import_module", absent)
-    code, _, err = run(capsys, "gateway")
-    assert code == 1
-    assert "fastapi" in err
-    assert "pip install" in err
-
-
-def test_a_failure_is_one_sentence_and_its_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(name: str) -> None:
-        raise errors.CommandFailed("it is so", exit_code=7)
-
-    monkeypatch.setattr(app, "_load", fails)
-    assert run(capsys, "ls") == (7, "", "error: it is so\n")
 
 
 def test_tokens_offline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether a Docker engine answers, and the end of one by its pid file."""
+"""The service's Docker engine: its ping, its end by pid file, and what it leaves mounted."""
 
 import socketserver
 import subprocess
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes.local import dockerd
+from sandboxes.local.mounts import is_mounted
 
 
 @contextmanager
@@ -30,12 +31,12 @@ def listener(path: Path, answer: bytes) -> Iterator[None]:
             thread.join()
 
 
-def test_an_engine_answers_with_200(short: Path) -> None:
+def test_engine_answers_with_200(short: Path) -> None:
     with listener(short / "s", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"):
         assert dockerd.answers(short / "s")
 
 
-def test_anything_else_is_no_engine(short: Path) -> None:
+def test_other_answers_are_no_engine(short: Path) -> None:
     assert not dockerd.answers(short / "none")
     with listener(short / "s", b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n"):
         assert not dockerd.answers(short / "s")
@@ -43,7 +44,7 @@ def test_anything_else_is_no_engine(short: Path) -> None:
         assert not dockerd.answers(short / "t")
 
 
-def test_an_engine_is_ended_by_its_pid_file(short: Path) -> None:
+def test_engine_is_ended_by_its_pid_file(short: Path) -> None:
     script = "import time; print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script, str(short)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -53,7 +54,7 @@ def test_an_engine_is_ended_by_its_pid_file(short: Path) -> None:
         assert process.wait(10) == -15
 
 
-def test_a_process_that_got_the_number_of_a_dead_engine_is_left_alone(short: Path) -> None:
+def test_process_that_reused_the_pid_is_left_alone(short: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as stranger:
         (short / "pid").write_text(str(stranger.pid))
         dockerd.end(short / "pid", 10)
@@ -61,7 +62,7 @@ def test_a_process_that_got_the_number_of_a_dead_engine_is_left_alone(short: Pat
         stranger.kill()
 
 
-def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
+def test_end_without_pid_file_or_process_does_nothing(short: Path) -> None:
     dockerd.end(short / "pid", 10)
     (short / "pid").write_text("4194304")
     dockerd.end(short / "pid", 10)
@@ -71,16 +72,16 @@ def test_no_pid_file_and_no_process_are_fine(short: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("name", ["data", "a\\b c\td"])
-def test_what_a_killed_engine_left_mounted_goes(tmp_path: Path, name: str) -> None:
+def test_release_unmounts_what_a_killed_engine_left(tmp_path: Path, name: str) -> None:
     data = tmp_path / name
     data.mkdir()
     for _ in range(2):
         subprocess.run(["mount", "--bind", data, data], check=True, timeout=10)
-    assert dockerd.is_mounted(data)
+    assert is_mounted(data)
     try:
         dockerd.release(data)
-        assert not dockerd.is_mounted(data)
+        assert not is_mounted(data)
         dockerd.release(data)
     finally:
-        while dockerd.is_mounted(data):
+        while is_mounted(data):
             subprocess.run(["umount", data], check=True, timeout=10)

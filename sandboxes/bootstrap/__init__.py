@@ -1,1 +1,0 @@
-"""Ordering the gateway's own machine, where no gateway is yet."""
