@@ -4,6 +4,7 @@
 readable at the moment of the end.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -86,7 +87,7 @@ def ended_within(process: "subprocess.Popen[bytes]", timeout: float) -> bool:
     """Wait for a command's end and reap it.
 
     Args:
-        process: a child of this process that nobody else waits for.
+        process: a child of this process.
         timeout: in seconds.
 
     Returns:
@@ -94,12 +95,13 @@ def ended_within(process: "subprocess.Popen[bytes]", timeout: float) -> bool:
     """
     if process.poll() is not None:
         return True
-    handle = os.pidfd_open(process.pid)
-    try:
-        if not readable(handle, timeout):
-            return False
-    finally:
-        os.close(handle)
+    with contextlib.suppress(ProcessLookupError):  # another thread has just reaped it
+        handle = os.pidfd_open(process.pid)
+        try:
+            if not readable(handle, timeout):
+                return False
+        finally:
+            os.close(handle)
     process.wait()
     return True
 

@@ -9,7 +9,7 @@ everything back from labels, bundles and the engine itself.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import ClassVar
 
@@ -278,3 +278,23 @@ class SandboxRuntime(ABC):
     @abstractmethod
     def images(self) -> list[str]:
         """Digests of the images that start here without a pull."""
+
+
+def not_running(sandbox_id: str, state: EngineState | None = None, death: Death | None = None) -> RuntimeFailure:
+    """Return the refusal of work that needs running processes.
+
+    Args:
+        sandbox_id: where they were looked for.
+        state: in which the sandbox is instead; ``None`` when it is not on this node.
+        death: how it ended, where it did.
+    """
+    if state is None:
+        return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} is not on this node")
+    hint = "; resume it first" if state is EngineState.PAUSED else ""
+    detail = f": {death.detail}" if death else ""
+    return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} is {state.value}{detail}{hint}")
+
+
+def deleted(sandbox_id: str) -> Death:
+    """Return the end of a sandbox that was deleted, or replaced by its next generation."""
+    return Death(DeathReason.DELETED, None, f"sandbox {sandbox_id} was deleted", datetime.now(UTC))

@@ -1,9 +1,13 @@
 """The Docker engine's API: a client for each thread, and the engine's errors as the port's."""
 
 import contextlib
+import http.client
+import json
+import socket
+import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,7 +16,9 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.limits import EXEC_CHUNK
 from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import Stream
 
 TIMEOUT: Final = 60  # seconds for one call; every call but `wait` ends by itself
 _OLDEST: Final = "1.41"  # Docker 20.10
@@ -98,3 +104,130 @@ def calling(what: str, code: ErrorCode = ErrorCode.INTERNAL) -> Iterator[None]:
         raise RuntimeFailure(code, f"{what}: Docker refused: {explained(error)}") from error
     except (DockerException, requests.RequestException) as error:
         raise RuntimeFailure(ErrorCode.BUSY, f"{what}: the Docker engine did not answer: {error}") from error
+
+
+_HEADER: Final = struct.Struct(">BxxxL")  # stream number, three zero bytes, length: Docker's "multiplexed stream"
+_STREAMS: Final = {1: Stream.STDOUT, 2: Stream.STDERR}
+_ANSWER_TIMEOUT: Final = 60.0
+_BUFFER: Final = 64 * 1024
+
+
+class Refused(Exception):  # noqa: N818 - it says what the engine did
+    """The engine answered with an error instead of a stream."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Hijacked:
+    """Both directions of an upgraded connection.  One thread reads; another may write, half-close or close."""
+
+    def __init__(self, base_url: str, path: str, body: Mapping[str, Any]) -> None:
+        """Posts ``body`` to ``path`` and takes the connection over.
+
+        Raises:
+            Refused: the engine answered with an error.
+            RuntimeFailure: the engine cannot be reached, or its answer is no HTTP.
+        """
+        self._socket = _connect(base_url)
+        self._reader = self._socket.makefile("rb", _BUFFER)
+        self._stream: Stream | None = None
+        self._left = 0
+        try:
+            self._socket.sendall(_request(path, body))
+            _await_upgrade(self._reader)
+            self._socket.settimeout(None)
+        except OSError as error:
+            self.close()
+            raise RuntimeFailure(ErrorCode.BUSY, f"the Docker engine at {base_url} did not answer: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self) -> tuple[Stream, bytes] | None:
+        """The next bytes of one stream, at most `EXEC_CHUNK`; ``None`` when the engine ended the connection."""
+        try:
+            while self._left == 0:
+                header = self._reader.read(_HEADER.size)
+                if len(header) < _HEADER.size:
+                    return None
+                number, self._left = _HEADER.unpack(header)
+                self._stream = _STREAMS.get(number)
+            data = self._reader.read(min(self._left, EXEC_CHUNK))
+        except (OSError, ValueError):  # reset by the engine, or closed on this side
+            return None
+        if not data or self._stream is None:
+            return None
+        self._left -= len(data)
+        return self._stream, data
+
+    def write(self, data: bytes) -> bool:
+        """Sends input; blocks while nobody takes it.  False when the connection has ended."""
+        try:
+            self._socket.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def close_write(self) -> None:
+        """Ends the input and leaves the output open.  Idempotent."""
+        self._shutdown(socket.SHUT_WR)
+
+    def hang_up(self) -> None:
+        """Ends both directions; what has arrived can still be read, blocked calls return.  Idempotent."""
+        self._shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends both directions and frees the descriptor.  Idempotent."""
+        self.hang_up()
+        self._reader.close()
+        self._socket.close()
+
+    def _shutdown(self, how: int) -> None:
+        try:
+            self._socket.shutdown(how)
+        except OSError:
+            return  # the other side was faster, or it was done before
+
+
+def _connect(base_url: str) -> socket.socket:
+    scheme, _, path = base_url.partition("://")
+    if scheme != "unix":
+        raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the Docker engine must be at a unix:// socket, not {base_url}")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_ANSWER_TIMEOUT)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise RuntimeFailure(ErrorCode.BUSY, f"the Docker engine at {base_url} did not answer: {error}") from error
+    return connection
+
+
+def _request(path: str, body: Mapping[str, Any]) -> bytes:
+    payload = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: docker\r\nContent-Type: application/json\r\n"
+        f"Connection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    return head.encode() + payload
+
+
+def _await_upgrade(reader: Any) -> None:
+    words = reader.readline(_BUFFER).split(None, 2)
+    if len(words) < 2 or not words[1].isdigit():
+        raise OSError("it closed the connection instead of answering")
+    headers = http.client.parse_headers(reader)
+    status = int(words[1])
+    if status not in (http.client.SWITCHING_PROTOCOLS, http.client.OK):
+        text = reader.read(min(int(headers.get("Content-Length") or 0), _BUFFER))
+        raise Refused(status, _message(text))
+
+
+def _message(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip() or "no reason given"

@@ -63,7 +63,7 @@ class Names:
 
     Attributes:
         tag: the node's.
-        prefix: of the marks with which the first process tells of its start (`node_agent.runtime.docker_engine.marks`).
+        prefix: of the marks with which the first process tells of its start; see `scripts`.
         cgroup_parent: cgroup below which Docker puts the container; empty for Docker's own.
     """
 

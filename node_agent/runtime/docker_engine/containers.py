@@ -13,7 +13,7 @@ from gateway.wire.states import DeathReason
 from node_agent.host import cgroup
 from node_agent.host.cgroup import Cgroup
 from node_agent.runtime.base import Death, EngineState
-from node_agent.runtime.docker_engine import container_config, overlay
+from node_agent.runtime.docker_engine import container_config, host_files
 from node_agent.runtime.docker_engine.client import Api, APIError, NotFound, calling
 
 _END_TIMEOUT: Final = 15.0
@@ -69,7 +69,7 @@ class Containers:
                 inspected = self._api.client.inspect_container(container)
                 self._end(inspected)
                 # Docker must find its own directory when it removes it, not the volume.
-                overlay.unmount(overlay.place(inspected))
+                host_files.unmount(host_files.place(inspected))
                 self._api.client.remove_container(container, force=True, v=True)
             except NotFound:
                 pass

@@ -13,16 +13,15 @@ from node_agent.host.disk import out_of_space
 from node_agent.host.images import Image
 from node_agent.host.volume import Volume, Volumes, remove_tree
 from node_agent.runtime.base import Order
-from node_agent.runtime.docker_engine import container_config, marks, overlay
-from node_agent.runtime.docker_engine.client import Api, calling
+from node_agent.runtime.docker_engine import container_config, host_files, scripts
+from node_agent.runtime.docker_engine.client import Api, Hijacked, Refused, calling
 from node_agent.runtime.docker_engine.containers import Containers
 from node_agent.runtime.docker_engine.host_files import prepare
 from node_agent.runtime.docker_engine.locks import Ticket
-from node_agent.runtime.docker_engine.marks import Mark, Scanner
 from node_agent.runtime.docker_engine.networks import DockerNetworks
 from node_agent.runtime.docker_engine.process import start_failure
 from node_agent.runtime.docker_engine.records import Record, Records
-from node_agent.runtime.docker_engine.stream import Hijacked, Refused
+from node_agent.runtime.docker_engine.scripts import Mark, Scanner
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,11 @@ class Builder:
             )
         )
         volume = self.volumes.ensure(self.records.directory(order.sandbox_id), order.spec.disk_mb)
-        overlay.forget(volume)
+        host_files.forget(volume)
         ticket.check()
         if record.network:
             self.networks.create(record.network)
-        prefix = marks.new_prefix()
+        prefix = scripts.new_prefix()
         body = self._body(record, volume, image, prefix)
         with _starting(record):
             container = self.api.client.create_container_from_config(body, name)["Id"]
@@ -94,7 +93,7 @@ class Builder:
         if record is None:
             return
         if record.layer is not None:
-            overlay.unmount(record.layer)
+            host_files.unmount(record.layer)
         if record.network:
             self.networks.remove(record.network)
 
@@ -122,10 +121,10 @@ class Builder:
 
     def _bound(self, record: Record, container: str, volume: Volume) -> Record:
         with calling(f"sandbox {record.sandbox_id}"):
-            own = overlay.place(self.api.client.inspect_container(container))
+            own = host_files.place(self.api.client.inspect_container(container))
         record = self.records.save(record.but(layer=own))
         try:
-            overlay.mount(own, volume)
+            host_files.mount(own, volume)
         except OSError as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"volume of sandbox {record.sandbox_id}: {error}") from error
         return record
@@ -165,7 +164,7 @@ def _await_first(output: Hijacked, prefix: str, record: Record) -> None:
         for item in scanner.feed(received[1]):
             if not isinstance(item, Mark):
                 said += item
-            elif item.kind == marks.STARTED:
+            elif item.kind == scripts.STARTED:
                 return
             else:
                 raise start_failure(item, program, record.working_dir)

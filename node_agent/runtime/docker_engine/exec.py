@@ -10,15 +10,14 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.host.programs import BUSYBOX_INSIDE as BUSYBOX
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess
-from node_agent.runtime.docker_engine import containers, marks, scripts
-from node_agent.runtime.docker_engine.client import Api, APIError, calling
+from node_agent.runtime.docker_engine import containers, scripts
+from node_agent.runtime.docker_engine import scripts as marks
+from node_agent.runtime.docker_engine.client import Api, APIError, Hijacked, Refused, calling
 from node_agent.runtime.docker_engine.container_config import resolve_directory
 from node_agent.runtime.docker_engine.containers import Containers
-from node_agent.runtime.docker_engine.events import Deaths
-from node_agent.runtime.docker_engine.process import DockerExec, Lost, Signaller, exit_of
-from node_agent.runtime.docker_engine.processes import FromHost, FromInside
+from node_agent.runtime.docker_engine.exit_watch import Deaths
+from node_agent.runtime.docker_engine.process import DockerExec, FromHost, FromInside, Lost, Signaller, exit_of
 from node_agent.runtime.docker_engine.records import Record
-from node_agent.runtime.docker_engine.stream import Hijacked, Refused
 
 _NOT_THERE: Final = (404, 409)  # no such container; it is paused or does not run
 _DEATH_WAIT: Final = 1  # seconds in which a container follows its last exec into death

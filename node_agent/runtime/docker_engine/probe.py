@@ -1,6 +1,7 @@
 """Tries the engine for real: a throwaway sandbox under each isolation."""
 
 import io
+import shutil
 import tarfile
 import uuid
 from pathlib import Path
@@ -10,9 +11,10 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 from node_agent.errors import RuntimeFailure
 from node_agent.host import programs
+from node_agent.host.machine import count_gpus
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, SandboxRuntime
-from node_agent.runtime.docker_engine import container_config, gpus
+from node_agent.runtime.docker_engine import container_config
 from node_agent.runtime.docker_engine.client import Api, calling
 
 _ISOLATIONS: Final[tuple[Isolation, ...]] = ("gvisor", "runc")
@@ -47,7 +49,7 @@ class Probe:
             isolations=works,
             pause=True,
             checkpoint=False,
-            gpus=gpus.count() > 0,
+            gpus=count() > 0,
             notes=tuple(problems.values()),
         )
 
@@ -119,3 +121,27 @@ class Probe:
         repository, _, tag = self._image.partition(":")
         with calling("probe of the Docker engine"):
             self._api.client.import_image_from_data(layer.getvalue(), repository=repository, tag=tag)
+
+
+_HOOK: Final = "nvidia-container-runtime-hook"  # what Docker itself looks for before it offers --gpus
+
+
+def count(proc: Path = Path("/proc")) -> int:
+    """How many GPUs the host's NVIDIA driver has; 0 without driver or without NVIDIA's container toolkit."""
+    return 0 if shutil.which(_HOOK) is None else count_gpus(proc)
+
+
+def check(spec: SandboxSpec, have: int) -> None:
+    """Refuses a spec that asks for more GPUs than there are.
+
+    Raises:
+        RuntimeFailure: ``CAPACITY``.
+    """
+    if spec.gpu_count <= have:
+        return
+    cause = (
+        "it has none that Docker can pass on (NVIDIA driver and container toolkit)" if have == 0 else f"it has {have}"
+    )
+    raise RuntimeFailure(
+        ErrorCode.CAPACITY, f"sandbox {spec.id} asks for gpus={spec.gpus!r}, and this node cannot give them: {cause}"
+    )

@@ -1,17 +1,22 @@
 """A process inside a container."""
 
+import contextlib
+import os
+import signal
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
-from node_agent.runtime.docker_engine import marks
-from node_agent.runtime.docker_engine.marks import Mark, Scanner
-from node_agent.runtime.docker_engine.stream import Hijacked
+from node_agent.runtime.docker_engine import scripts
+from node_agent.runtime.docker_engine.client import Hijacked
+from node_agent.runtime.docker_engine.scripts import Mark, Scanner
 
 _LAST_SIGNAL: Final = 64
 
@@ -127,9 +132,9 @@ class DockerExec(ExecProcess):
                 raise self._not_started()
             stream, data = received
             for item in self._scanners[stream].feed(data):
-                if isinstance(item, Mark) and item.kind == marks.STARTED:
+                if isinstance(item, Mark) and item.kind == scripts.STARTED:
                     leader = int(item.value)
-                elif isinstance(item, Mark) and item.kind != marks.ENDED:
+                elif isinstance(item, Mark) and item.kind != scripts.ENDED:
                     raise start_failure(item, self._program, self._directory)
                 else:  # the two streams keep no order between them: what is on stderr may be ahead
                     self._take(stream, item)
@@ -161,7 +166,7 @@ class DockerExec(ExecProcess):
         if isinstance(item, bytes):
             self._ready.append(Chunk(stream, item))
             return
-        if item.kind != marks.ENDED:
+        if item.kind != scripts.ENDED:
             return
         self._open.discard(stream)
         if not self._open:
@@ -191,9 +196,104 @@ def exit_of(code: int) -> Exit:
 def start_failure(mark: Mark, program: str, directory: str) -> RuntimeFailure:
     """What a mark says of a program that could not be started."""
     problem = {
-        marks.NOT_FOUND: f"{program}: there is no such program in the sandbox",
-        marks.NOT_EXECUTABLE: f"{program}: it is not an executable file, or its user may not run it",
-        marks.NO_DIRECTORY: f"{program}: its working directory {directory} is not there, or its user may not enter it",
+        scripts.NOT_FOUND: f"{program}: there is no such program in the sandbox",
+        scripts.NOT_EXECUTABLE: f"{program}: it is not an executable file, or its user may not run it",
+        scripts.NO_DIRECTORY: f"{program}: its working directory {directory} is not there, or is closed to its user",
     }.get(mark.kind, f"{program} could not be started ({mark.kind}{mark.value})")
-    fault = StartFault.NOT_FOUND if mark.kind == marks.NOT_FOUND else StartFault.NOT_EXECUTABLE
+    fault = StartFault.NOT_FOUND if mark.kind == scripts.NOT_FOUND else StartFault.NOT_EXECUTABLE
     return RuntimeFailure(ErrorCode.START_ERROR, problem, reason=DeathReason.START_ERROR, start_fault=fault)
+
+
+RunInside = Callable[[str, tuple[str, ...]], None]
+"""Runs a script of `scripts` with arguments inside the sandbox, as root with all capabilities, to its end."""
+
+
+class FromInside:
+    """For gVisor, whose processes the host cannot see."""
+
+    def __init__(self, run: RunInside) -> None:
+        self._run = run
+
+    def signal(self, group: int, number: int) -> None:
+        """Sends a signal to a process group."""
+        self._run(scripts.SIGNAL, (str(group), str(number)))
+
+    def kill_tree(self, leader: int) -> None:
+        """SIGKILL to the leader's group, its session and every descendant."""
+        self._run(scripts.KILL, (str(leader),))
+
+
+@dataclass(frozen=True)
+class _Process:
+    pid: int
+    parent: int
+    group: int
+    session: int
+    inner_pid: int
+
+
+class FromHost:
+    """For runc.  It works even when the sandbox may start no further process."""
+
+    def __init__(self, init_pid: int) -> None:
+        """``init_pid``: the container's first process, as the host numbers it."""
+        self._init = init_pid
+
+    def signal(self, group: int, number: int) -> None:
+        """Sends a signal to a process group."""
+        leader = self._leader(list(self._all()), group)
+        if leader is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader.group, number)
+
+    def kill_tree(self, leader: int) -> None:
+        """SIGKILL to the leader's group, its session and every descendant."""
+        found = self._leader(list(self._all()), leader)
+        if found is None:
+            return
+        seen: set[int] = set()
+        new = {found.pid}
+        while new:
+            # Stopped at once, so that nothing is forked behind the search.
+            for pid in new:
+                _send(pid, signal.SIGSTOP)
+            seen |= new
+            new = {
+                process.pid
+                for process in self._all()
+                if seen & {process.parent, process.group, process.session} and process.pid not in seen
+            }
+        for pid in seen:
+            _send(pid, signal.SIGKILL)
+
+    def _leader(self, processes: list[_Process], inner_pid: int) -> _Process | None:
+        return next((process for process in processes if process.inner_pid == inner_pid), None)
+
+    def _all(self) -> Iterator[_Process]:
+        """The container's processes: those in the PID namespace of its first."""
+        try:
+            namespace = (Path("/proc") / str(self._init) / "ns/pid").readlink()
+        except OSError:  # the container has ended
+            return
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):  # it may end while we look
+                    if (entry / "ns/pid").readlink() == namespace:
+                        yield _read(entry)
+
+
+def _read(entry: Path) -> _Process:
+    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+    status = (entry / "status").read_text().partition("NSpid:")[2].split("\n", 1)[0]
+    return _Process(
+        pid=int(entry.name),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        inner_pid=int(status.split()[-1]),
+    )
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -29,12 +29,12 @@ from node_agent.runtime.base import (
     Stream,
     UsageNow,
 )
-from node_agent.runtime.docker_engine import container_config, containers, gpus
+from node_agent.runtime.docker_engine import container_config, containers, probe
 from node_agent.runtime.docker_engine.client import Api, APIError, NotFound, calling
 from node_agent.runtime.docker_engine.containers import Containers
 from node_agent.runtime.docker_engine.create import Builder
-from node_agent.runtime.docker_engine.events import Deaths
 from node_agent.runtime.docker_engine.exec import Execs, not_running
+from node_agent.runtime.docker_engine.exit_watch import Deaths
 from node_agent.runtime.docker_engine.host_files import log_file
 from node_agent.runtime.docker_engine.locks import Slots, Ticket
 from node_agent.runtime.docker_engine.networks import DockerNetworks
@@ -92,7 +92,7 @@ class DockerRuntime(SandboxRuntime):
             if existing is not None:
                 return existing
             try:
-                gpus.check(order.spec, gpus.count())
+                probe.check(order.spec, probe.count())
                 # Outside the lock: a pull may take long, and a delete must not wait for it.
                 image = self._images.resolve(order.spec.image)
             except RuntimeFailure as failure:

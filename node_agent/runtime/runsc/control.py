@@ -28,7 +28,7 @@ class ControlLostError(Exception):
     """There is no sentry behind the socket, it went away, or it did not answer in time."""
 
 
-class Pending:
+class PendingAnswer:
     """A request whose answer is still to come; selectable.
 
     Args:
@@ -131,7 +131,7 @@ class Control:
         self._path = str(path)
         self._container = container
 
-    def execute(self, launch: Launch, descriptors: Sequence[int]) -> tuple[int, Pending]:
+    def execute(self, launch: Launch, descriptors: Sequence[int]) -> tuple[int, PendingAnswer]:
         """Starts a process with these stdin, stdout and stderr; its pid inside, and its wait status to come.
 
         Raises:
@@ -168,12 +168,12 @@ class Control:
         except (ControlError, ControlLostError):
             connection.close()
             raise
-        return pid, Pending(connection)
+        return pid, PendingAnswer(connection)
 
-    def wait_first(self) -> Pending:
+    def wait_first(self) -> PendingAnswer:
         """The wait status of the first process, to come."""
         request = self._send("containerManager.Wait", self._container, (), DEFAULT_TIMEOUT)
-        return Pending(request, stays=True)
+        return PendingAnswer(request, stays=True)
 
     def pause(self) -> None:
         """Freezes all tasks.  Calls nest: one more than `resume` leaves it frozen."""

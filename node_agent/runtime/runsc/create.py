@@ -1,205 +1,352 @@
-"""Bringing one sandbox up and taking it down, step by step.  Callers serialize calls for one sandbox."""
+"""A sandbox from its image to a running first process, and back to nothing.
+
+`RunscSteps.bring_up` reads from start to end: volume, network, root file system, workspace, bundle, and the start.
+`node_agent.runtime.incarnation` decides when each step is taken; callers hold the sandbox's lock.
+"""
 
 import contextlib
-import logging
+import json
+import os
 import shutil
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import accounts
+from node_agent.host import accounts, mounts, programs
+from node_agent.host.accounts import Account
 from node_agent.host.disk import out_of_space
-from node_agent.host.images import Image
-from node_agent.host.network import Net, Networks
+from node_agent.host.images import Image, Images
+from node_agent.host.network import Networks
+from node_agent.host.process import CommandError
 from node_agent.host.programs import StaticPrograms
 from node_agent.host.volume import Volumes
-from node_agent.runtime.base import Death, EngineState, Order
-from node_agent.runtime.runsc import files, oci_bundle, start
-from node_agent.runtime.runsc.control import Pending
-from node_agent.runtime.runsc.inspection import View
-from node_agent.runtime.runsc.paths import Places
-from node_agent.runtime.runsc.record import Record
-from node_agent.runtime.runsc.runsc_cli import Guard, Runsc
+from node_agent.runtime.base import EngineState, Found, Order, Stream
+from node_agent.runtime.incarnation import EngineSteps, not_started
+from node_agent.runtime.locks import StartAttempt
+from node_agent.runtime.record import RunscPart, RunscRecord, RunscRecords
+from node_agent.runtime.runsc import oci_bundle
+from node_agent.runtime.runsc.control import ControlLostError, PendingAnswer
+from node_agent.runtime.runsc.exit_watch import SandboxWatch
+from node_agent.runtime.runsc.oci_bundle import BundleHost, GuestFiles, UnstartableError
+from node_agent.runtime.runsc.paths import RunscPaths, SandboxPaths
+from node_agent.runtime.runsc.rootfs import RootFileSystems
+from node_agent.runtime.runsc.runsc_cli import Runsc
 
-log = logging.getLogger(__name__)
-
-
-class NotStartableError(Exception):
-    """The image lacks what the first process needs."""
+_ASK_EVERY: Final = 0.003  # seconds
+_UPPER: Final = "upper"
+_WORK: Final = "work"
 
 
 @dataclass(frozen=True)
-class Host:
-    """What of the host every sandbox needs.
+class PreparedStart:
+    """What a start needs and what may take minutes to get.
 
     Attributes:
-        tools: the static programs that are bound into every sandbox.
+        image: what the sandbox starts from.
+        root: where that image lies unpacked.
+        tools: the static programs that are bound into the sandbox.
+        runsc: the engine, probed.
+    """
+
+    image: Image
+    root: Path
+    tools: StaticPrograms
+    runsc: Runsc
+
+
+@dataclass(frozen=True)
+class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
+    """What runsc does of the life of an incarnation.
+
+    Attributes:
+        probed: returns the engine; the first call may take seconds.
         resolvers: name servers of sandboxes with a network.
     """
 
+    node: RunscPaths
+    probed: Callable[[], Runsc]
+    images: Images
+    roots: RootFileSystems
     volumes: Volumes
     networks: Networks
-    tools: StaticPrograms
     resolvers: tuple[str, ...]
+    records: RunscRecords
+    watch: SandboxWatch
+
+    def prepare(self, order: Order) -> PreparedStart:
+        image = self.images.resolve(order.spec.image)
+        root = self.roots.ensure(image)
+        try:
+            provided = programs.provide(self.node.tools)
+        except (CommandError, OSError) as error:
+            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
+            raise RuntimeFailure(code, f"programs for the sandboxes: {error}") from error
+        return PreparedStart(image, root, provided, self.probed())
+
+    def plan(self, record: RunscRecord, prepared: PreparedStart) -> RunscRecord:
+        image = prepared.image
+        return record.but(image_digest=image.digest).with_part(image_id=image.id, image_env=image.env)
+
+    def bring_up(self, record: RunscRecord, prepared: PreparedStart, attempt: StartAttempt) -> RunscRecord:
+        paths, spec = self.node.of(record.sandbox_id), record.spec
+        self.volumes.ensure(paths.directory, spec.disk_mb)
+        if spec.network == "bridge":
+            record = self.records.save(record.with_part(net=self.networks.create()))
+        resolvers = self.resolvers if record.part.net else ()
+        _mount_rootfs(paths, prepared.root, _etc_files(oci_bundle.hostname(spec), resolvers))
+        try:
+            record = self._write_bundle(paths, record, prepared)
+        except (accounts.UnknownAccountError, UnstartableError) as error:
+            message = f"sandbox {record.sandbox_id} did not start: {error}"
+            raise RuntimeFailure(ErrorCode.START_ERROR, message, reason=DeathReason.START_ERROR) from error
+        return self._run(paths, record, prepared.runsc, attempt)
+
+    def restore(self, record: RunscRecord, runsc: Runsc, attempt: StartAttempt) -> None:
+        """Bring a checkpointed sandbox back.
+
+        Raises:
+            RuntimeFailure: the network or the start failed; the checkpoint stays.
+        """
+        paths = self.node.of(record.sandbox_id)
+        if record.part.net is not None:
+            # The first start took the address away from the interface; only a new one gives it back.
+            self.networks.rebuild(record.part.net)
+        try:
+            self._run(paths, record, runsc, attempt, restore=True)
+        except OSError as error:
+            paths.kill()
+            raise not_started(record.sandbox_id, error) from error
+        except RuntimeFailure:
+            paths.kill()
+            raise
+        shutil.rmtree(paths.checkpoint)
+
+    def take_down(self, sandbox_id: str, record: RunscRecord | None) -> None:
+        paths = self.node.of(sandbox_id)
+        self.watch.forget(paths)
+        paths.kill()
+        if record is not None and record.part.net is not None:
+            self.networks.remove(record.part.net)
+        paths.clear()
+
+    def interrupt(self, sandbox_id: str) -> None:
+        # Calls that wait for the sandbox's kernel end with it, and let the lock go.
+        self.node.of(sandbox_id).end_processes()
+
+    def found(self, record: RunscRecord) -> Found:
+        return Found(
+            order=record.order,
+            state=record.state,
+            isolation="gvisor",
+            image_digest=record.image_digest,
+            started_at=record.part.started_at,
+            death=record.death,
+        )
+
+    def _write_bundle(self, paths: SandboxPaths, record: RunscRecord, prepared: PreparedStart) -> RunscRecord:
+        """Prepare what the mounted root's owner decides: workspace, logs and ``config.json``."""
+        spec, image = record.spec, prepared.image
+        account = accounts.look_up(paths.rootfs, image.user if spec.security.user is None else spec.security.user)
+        _prepare_volume(paths, account)
+        process = oci_bundle.first_process(spec, image, account)
+        if problem := GuestFiles(paths.rootfs, paths.workspace, spec.filesystem.workspace_path).problem(process):
+            raise UnstartableError(problem)
+        host = BundleHost(
+            init=prepared.tools.init and spec.security.init,
+            rootfs=paths.rootfs,
+            workspace=paths.workspace,
+            tools=prepared.tools.path,
+            cgroup=paths.cgroup.path,
+            namespace=record.part.net.path if record.part.net else None,
+        )
+        write_config(paths, oci_bundle.config(spec, process, host))
+        return record.but(working_dir=process.working_dir).with_part(account=account)
+
+    def _run(
+        self, paths: SandboxPaths, record: RunscRecord, runsc: Runsc, attempt: StartAttempt, *, restore: bool = False
+    ) -> RunscRecord:
+        """Start the bundle, or the checkpoint; then set the bounds that wait for the end of the start, and watch it."""
+        started = start(runsc, paths, network=record.part.net is not None, attempt=attempt, restore=restore)
+        paths.cgroup.set_cpus(record.spec.cpus)
+        paths.cgroup.forbid_swap()
+        began = record.part.started_at if restore else datetime.now(UTC)
+        record = record.but(state=EngineState.RUNNING).with_part(sentry_pid=started.pid, started_at=began)
+        self.records.save(record)
+        self.watch.begin(paths, record, started.pending)
+        return record
+
+
+# -- the start ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Running:
-    """A sandbox that runs: its record, and the wait status of its first process to come, where that was asked for."""
+class StartedSandbox:
+    """A sandbox whose first process has begun.
 
-    record: Record
-    pending: Pending | None
+    Attributes:
+        pid: host pid of its kernel.
+        pending: the wait status of its first process, to come; ``None`` when it could not be asked for in time.
+    """
+
+    pid: int
+    pending: PendingAnswer | None
 
 
-_REFUSALS: Final = (accounts.UnknownAccountError, oci_bundle.UnknownCapabilityError, NotStartableError)
-
-
-def bring_up(host: Host, runsc: Runsc, places: Places, order: Order, image: Image, root: Path, guard: Guard) -> Running:
-    """Everything from an empty directory, or the workspace of an earlier generation, to a running first process.
+def write_config(paths: SandboxPaths, config: dict[str, object]) -> None:
+    """Write the bundle's ``config.json``.
 
     Raises:
-        RuntimeFailure: as `SandboxRuntime.create` tells; what was made so far stays for `take_down`.
+        OSError: the host's disk is full.
     """
-    inherited = places.volume.image.exists()
-    record = Record.of(order).but(
-        image_id=image.id, image_digest=image.digest, image_env=image.env, inherited=inherited
-    )
+    paths.bundle.mkdir(mode=0o700, exist_ok=True)
+    (paths.bundle / "config.json").write_text(json.dumps(config))
+
+
+def start(
+    runsc: Runsc, paths: SandboxPaths, *, network: bool, attempt: StartAttempt, restore: bool = False
+) -> StartedSandbox:
+    """Start the sandbox from its bundle, or from its checkpoint.
+
+    Raises:
+        RuntimeFailure: ``START_ERROR`` with the engine's own words, ``DISK_FULL``; ``CONFLICT`` when a delete came.
+    """
     try:
-        places.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        record.save(places.directory, durable=True)
-        record = _prepare(host, places, record, image, root)
-        _refuse_if_cancelled(guard, places)
-        network = record.net is not None
-        started = start.start(runsc, places, network=network, guard=guard)
-        return Running(settle_running(places, record, started.pid), started.pending)
-    except (OSError, *_REFUSALS) as error:
-        raise _not_started(places, error) from error
+        with _EarlyWait(paths) as early:
+            (runsc.restore if restore else runsc.start)(paths, network, attempt)
+            pid = int(paths.pid_file.read_text())
+        return StartedSandbox(pid, early.pending)
+    except (CommandError, OSError, ValueError) as error:
+        raise _start_failure(paths, error) from error
 
 
-def settle_running(places: Places, record: Record, pid: int) -> Record:
-    """Writes that the sandbox runs, and sets the bounds that wait for the end of the start."""
-    places.cgroup.set_cpus(record.spec.cpus)
-    places.cgroup.forbid_swap()
-    record = record.but(state=EngineState.RUNNING, sentry_pid=pid, started_at=datetime.now(UTC))
-    record.save(places.directory)
-    return record
-
-
-def _prepare(host: Host, places: Places, record: Record, image: Image, root: Path) -> Record:
-    spec = record.spec
-    host.volumes.ensure(places.directory, spec.disk_mb)
-    net: Net | None = None
-    if spec.network == "bridge":
-        net = host.networks.create()
-        record = record.but(net=net)
-        record.save(places.directory)
-    resolvers = host.resolvers if net else ()
-    files.mount_rootfs(places, root, files.etc_files(oci_bundle.hostname(spec), resolvers))
-    user = image.user if spec.security.user is None else spec.security.user
-    account = accounts.look_up(places.rootfs, user)
-    files.prepare_workspace(places, account)
-    files.prepare_logs(places)
-    process = oci_bundle.first_process(spec, image, account)
-    view = View(places.rootfs, places.workspace, spec.filesystem.workspace_path)
-    if problem := view.problem(process):
-        raise NotStartableError(problem)
-    start.write_bundle(places, oci_bundle.config(spec, process, _host_side(host, places, record)))
-    return record.but(working_dir=process.working_dir, account=account)
-
-
-def _host_side(host: Host, places: Places, record: Record) -> oci_bundle.Host:
-    return oci_bundle.Host(
-        init=host.tools.init and record.spec.security.init,
-        rootfs=places.rootfs,
-        workspace=places.workspace,
-        tools=host.tools.path,
-        cgroup=places.cgroup.path,
-        namespace=record.net.path if record.net else None,
-    )
-
-
-def _refuse_if_cancelled(guard: Guard, places: Places) -> None:
-    if guard.cancelled:
-        raise RuntimeFailure(ErrorCode.CONFLICT, f"sandbox {places.sandbox_id} was deleted while it was created")
-
-
-def _not_started(places: Places, error: Exception) -> RuntimeFailure:
-    message = f"sandbox {places.sandbox_id} did not start: {error}"
+def _start_failure(paths: SandboxPaths, error: Exception) -> RuntimeFailure:
+    words = (error.output if isinstance(error, CommandError) else "").strip() or str(error)
+    if paths.cgroup.oom_kills():
+        message = f"sandbox {paths.sandbox_id} needs more memory than memory_mb allows only to start: {words}"
+        return RuntimeFailure(ErrorCode.START_ERROR, message, reason=DeathReason.OOM)
+    message = f"sandbox {paths.sandbox_id} did not start: {words}"
     if out_of_space(error):
         return RuntimeFailure(ErrorCode.DISK_FULL, f"{message}; the node's disk is full", reason=DeathReason.DISK_FULL)
-    code = ErrorCode.INTERNAL if isinstance(error, OSError) else ErrorCode.START_ERROR
-    return RuntimeFailure(code, message, reason=DeathReason.START_ERROR)
+    return RuntimeFailure(ErrorCode.START_ERROR, message, reason=DeathReason.START_ERROR)
 
 
-def take_down(networks: Networks, places: Places, record: Record | None) -> None:
-    """Ends processes, network and root file system; volume and record stay.  Idempotent.
+class _EarlyWait:
+    """Asks for the first process's wait status from another thread while the block starts the sandbox.
 
-    Raises:
-        RuntimeFailure: ``BUSY``, see `launcher.kill`.
+    runsc returns some milliseconds after the first process began, and a sentry ends with its first process: who asks
+    for the exit code only then may ask nobody.  gVisor has no event for "it began", so this asks again and again, for
+    the few dozen milliseconds between the pid file, which runsc writes just before, and the begin.
     """
-    start.kill(places)
-    if record is not None and record.net is not None:
-        networks.remove(record.net)
-    start.unmount(places)
-    start.forget_files(places)
+
+    def __init__(self, paths: SandboxPaths) -> None:
+        self._pid_file = paths.pid_file
+        self._control = paths.control
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="early-wait", daemon=True)
+        self.pending: PendingAnswer | None = None
+
+    def __enter__(self) -> Self:
+        self._pid_file.unlink(missing_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self.pending is not None and (error is not None or self._refused(self.pending, 0)):
+            self.pending.close()
+            self.pending = None
+        if self.pending is None and error is None:
+            # On a busy host a refusal takes longer than a look; now that the first process has begun, none can come.
+            with contextlib.suppress(ControlLostError):
+                self.pending = self._control.wait_first()
+
+    def _ask(self) -> None:
+        while not self._over.wait(_ASK_EVERY):
+            if self._pid_file.exists() and self._asked():
+                return
+
+    def _asked(self) -> bool:
+        """Ask, and return whether the sentry took the question; before the begin it refuses at once."""
+        try:
+            pending = self._control.wait_first()
+        except ControlLostError:
+            return False
+        if self._refused(pending, _ASK_EVERY):
+            pending.close()
+            return False
+        self.pending = pending
+        return True
+
+    @staticmethod
+    def _refused(pending: PendingAnswer, within: float) -> bool:
+        try:
+            return pending.refused(within)
+        except ControlLostError:
+            return True
 
 
-def erase(networks: Networks, places: Places) -> None:
-    """Removes every trace.  Idempotent.
-
-    Raises:
-        RuntimeFailure: ``BUSY``.
-    """
-    try:
-        record = Record.load(places.directory)
-    except ValueError:
-        record = None  # damaged: its network, if it had one, is left to the sweep
-    take_down(networks, places, record)
-    places.volume.destroy()
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(places.directory)
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
-def fail(networks: Networks, places: Places, record: Record, failure: RuntimeFailure, *, keep: bool) -> None:
-    """Cleans up after a start that failed.
+def _mount_rootfs(paths: SandboxPaths, image_root: Path, etc: dict[str, str]) -> None:
+    """Mount the image below a fresh writable layer that holds the given files of ``/etc``."""
+    volume = paths.volume.path
+    upper, work = volume / _UPPER, volume / _WORK
+    for directory in (upper, work):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+        directory.mkdir(mode=0o755)
+    _take_mode(upper, image_root)
+    _write_etc(upper / "etc", image_root / "etc", etc)
+    paths.rootfs.mkdir(exist_ok=True)
+    mounts.overlay(image_root, upper, work, paths.rootfs)
 
-    Args:
-        keep: whether an earlier generation's workspace is there and has to stay.
-    """
-    if not keep:
-        erase(networks, places)
+
+def _write_etc(upper: Path, lower: Path, files: dict[str, str]) -> None:
+    """Write the files; an ``/etc`` that is a link stays as it is, as nobody would see files beside its target."""
+    if lower.is_symlink():
         return
-    current = Record.load(places.directory) or record  # the network may have been made since
-    take_down(networks, places, current)
-    reason = failure.reason or DeathReason.START_ERROR
-    death = Death(reason, None, failure.message, datetime.now(UTC))
-    try:
-        current.but(state=EngineState.DEAD, net=None, sentry_pid=None, death=death).save(places.directory)
-    except OSError as error:
-        # The record still says that it is being created, so that its next start takes over the workspace all the same.
-        log.error("sandbox %s: its failed start could not be written down: %s", places.sandbox_id, error)
+    upper.mkdir(mode=0o755)
+    if lower.is_dir():
+        _take_mode(upper, lower)
+    for name, text in files.items():
+        (upper / name).write_text(text)
+        (upper / name).chmod(0o644)
 
 
-def restore(host: Host, runsc: Runsc, places: Places, record: Record, guard: Guard) -> Running:
-    """The reverse of `checkpoint`.
+def _take_mode(target: Path, source: Path) -> None:
+    """Give the upper directory, which is the one that is seen, the owner and mode of the lower one."""
+    status = source.stat()
+    os.chown(target, status.st_uid, status.st_gid)
+    target.chmod(status.st_mode & 0o7777)
 
-    Raises:
-        RuntimeFailure: the network or the start failed; the checkpoint stays.
-    """
-    if record.net is not None:
-        # The first start took the address away from the interface; only a new one gives it back.
-        host.networks.rebuild(record.net)
-    try:
-        started = start.start(runsc, places, network=record.net is not None, guard=guard, image=places.checkpoint)
-    except RuntimeFailure:
-        start.kill(places)
-        raise
-    started_at = record.started_at
-    record = settle_running(places, record, started.pid).but(started_at=started_at)
-    record.save(places.directory)
-    shutil.rmtree(places.checkpoint)
-    return Running(record, started.pending)
+
+def _etc_files(hostname: str, resolvers: Sequence[str]) -> dict[str, str]:
+    """Return the names that a sandbox can resolve; ``resolv.conf`` only where there is a network."""
+    files = {
+        "hostname": f"{hostname}\n",
+        "hosts": f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+    }
+    if resolvers:
+        files["resolv.conf"] = "".join(f"nameserver {address}\n" for address in resolvers)
+    return files
+
+
+def _prepare_volume(paths: SandboxPaths, account: Account) -> None:
+    """Make empty logs, and a workspace that is the user's; what an earlier generation left in it stays."""
+    paths.workspace.mkdir(mode=0o755, exist_ok=True)
+    os.chown(paths.workspace, account.uid, account.gid)
+    for stream in Stream:
+        path = paths.log(stream)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_bytes(b"")

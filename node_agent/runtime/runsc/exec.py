@@ -10,16 +10,17 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.host import accounts
 from node_agent.host.accounts import Account
+from node_agent.host.process import CommandError
 from node_agent.host.programs import BUSYBOX_INSIDE
-from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess
+from node_agent.runtime.base import ExecCommand, ExecProcess
+from node_agent.runtime.record import RunscRecord
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
-from node_agent.runtime.runsc.inspection import View
-from node_agent.runtime.runsc.paths import Places
-from node_agent.runtime.runsc.pause import Engine
+from node_agent.runtime.runsc.oci_bundle import GuestFiles
+from node_agent.runtime.runsc.paths import SandboxPaths
 from node_agent.runtime.runsc.process import PipedProcess, Pipes
 from node_agent.runtime.runsc.process_handles import Awake, CommandHandle, SocketHandle
-from node_agent.runtime.runsc.record import Record
+from node_agent.runtime.runsc.runsc_cli import Runsc
 
 # gVisor's control socket reports an errno as its text only.
 _NO_ENTRY: Final = "no such file or directory"
@@ -29,55 +30,61 @@ _EXPLANATIONS: Final = (
 )
 
 
-def start_exec(engine: Engine, places: Places, record: Record, command: ExecCommand, awake: Awake) -> ExecProcess:
-    """Starts it.
+def start_exec(
+    runsc: Runsc, paths: SandboxPaths, record: RunscRecord, command: ExecCommand, awake: Awake
+) -> ExecProcess:
+    """Start a process in a running sandbox.
 
     Args:
+        runsc: the engine.
+        paths: of the sandbox.
+        record: of the sandbox.
+        command: what to start.
         awake: surrounds what is asked of the sandbox once the process runs.
 
     Raises:
         RuntimeFailure: ``SANDBOX_NOT_RUNNING``, ``START_ERROR``.
     """
-    launch = plan(places, record, command)
+    launch = plan(paths, record, command)
     if command.working_dir is not None:
-        _refuse_other_than_directory(engine, places, record, launch, command)
-    return _started(engine, places, launch, command, awake)
+        _check_directory(runsc, paths, record, launch, command)
+    return _started(runsc, paths, launch, command, awake)
 
 
-def _started(engine: Engine, places: Places, launch: Launch, command: ExecCommand, awake: Awake) -> PipedProcess:
+def _started(runsc: Runsc, paths: SandboxPaths, launch: Launch, command: ExecCommand, awake: Awake) -> PipedProcess:
     pipes = Pipes(command.stdin)
     try:
         handle = (
-            SocketHandle(places.sandbox_id, places.control, launch, pipes, awake)
-            if engine.socket
-            else CommandHandle(places.sandbox_id, engine.runsc, launch, pipes, _pid_file(places), awake)
+            SocketHandle(paths.sandbox_id, paths.control, launch, pipes, awake)
+            if runsc.socket
+            else CommandHandle(paths.sandbox_id, runsc, launch, pipes, _pid_file(paths), awake)
         )
     except ControlError as error:
         pipes.close()
         raise _not_started(command, str(error)) from error
-    except (ControlLostError, OSError) as error:
+    except (ControlLostError, CommandError, OSError) as error:
         pipes.close()
         raise RuntimeFailure(
-            ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {places.sandbox_id} is not running any more: {error}"
+            ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {paths.sandbox_id} is not running any more: {error}"
         ) from error
     finally:
         pipes.close_guest()
     return PipedProcess(handle, pipes)
 
 
-def _refuse_other_than_directory(
-    engine: Engine, places: Places, record: Record, launch: Launch, command: ExecCommand
+def _check_directory(
+    runsc: Runsc, paths: SandboxPaths, record: RunscRecord, launch: Launch, command: ExecCommand
 ) -> None:
-    """gVisor starts a process in whatever has the name of its working directory.
+    """Raise unless the working directory is one: gVisor starts a process in whatever has its name.
 
-    The host sees most directories; of those that only the sandbox sees, it is asked.
+    The host sees most directories; the sandbox is asked about those that only it sees.
     """
-    view = View(places.rootfs, places.workspace, record.spec.filesystem.workspace_path)
-    if view.shows_directory(launch.working_dir):
+    files = GuestFiles(paths.rootfs, paths.workspace, record.spec.filesystem.workspace_path)
+    if files.shows_directory(launch.working_dir):
         return
     look = ExecCommand((BUSYBOX_INSIDE, "test", "-d", launch.working_dir))
     asked = replace(launch, argv=look.argv, working_dir="/")
-    with contextlib.closing(_started(engine, places, asked, look, contextlib.nullcontext)) as process:
+    with contextlib.closing(_started(runsc, paths, asked, look, contextlib.nullcontext)) as process:
         if process.wait().code == 0:
             return
     raise RuntimeFailure(
@@ -88,11 +95,11 @@ def _refuse_other_than_directory(
     )
 
 
-def plan(places: Places, record: Record, command: ExecCommand) -> Launch:
-    """What to tell the engine."""
+def plan(paths: SandboxPaths, record: RunscRecord, command: ExecCommand) -> Launch:
+    """Decide who the process is and what it sees, in gVisor's terms."""
     spec = record.spec
-    account = _account(places, record, command)
-    env = oci_bundle.environment(spec, record.image_env, account) | dict(command.env)
+    account = _account(paths, record, command)
+    env = oci_bundle.environment(spec, record.part.image_env, account) | dict(command.env)
     allowed = oci_bundle.capability_bits(oci_bundle.capabilities(spec.security))
     return Launch(
         argv=command.argv,
@@ -106,30 +113,21 @@ def plan(places: Places, record: Record, command: ExecCommand) -> Launch:
     )
 
 
-def _account(places: Places, record: Record, command: ExecCommand) -> Account:
+def _account(paths: SandboxPaths, record: RunscRecord, command: ExecCommand) -> Account:
     if command.user is None:
-        return record.account
+        return record.part.account
     try:
-        return accounts.look_up(places.rootfs, command.user)
+        return accounts.look_up(paths.rootfs, command.user)
     except (accounts.UnknownAccountError, OSError) as error:
         raise RuntimeFailure(ErrorCode.START_ERROR, str(error), start_fault=StartFault.NOT_EXECUTABLE) from error
 
 
-def _pid_file(places: Places) -> str:
-    return str(places.directory / f"exec-{uuid.uuid4().hex}.pid")
+def _pid_file(paths: SandboxPaths) -> str:
+    return str(paths.directory / f"exec-{uuid.uuid4().hex}.pid")
 
 
-def _not_started(command: ExecCommand, said: str) -> RuntimeFailure:
-    cause = next((text for errno, text in _EXPLANATIONS if errno in said), said)
-    fault = StartFault.NOT_FOUND if _NO_ENTRY in said else StartFault.NOT_EXECUTABLE
+def _not_started(command: ExecCommand, words: str) -> RuntimeFailure:
+    cause = next((text for errno, text in _EXPLANATIONS if errno in words), words)
+    fault = StartFault.NOT_FOUND if _NO_ENTRY in words else StartFault.NOT_EXECUTABLE
     message = f"{command.argv[0]} could not be started: {cause}"
     return RuntimeFailure(ErrorCode.START_ERROR, message, start_fault=fault)
-
-
-def not_running(sandbox_id: str, record: Record | None) -> RuntimeFailure:
-    """The refusal of work that needs running processes."""
-    if record is None:
-        return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} is not on this node")
-    hint = "; resume it first" if record.state is EngineState.PAUSED else ""
-    detail = f": {record.death.detail}" if record.death else ""
-    return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} is {record.state.value}{detail}{hint}")

@@ -1,74 +1,243 @@
-"""One thread that learns of the end of every sandbox's first process, without asking again and again."""
+"""How the end of a sandbox is noticed, judged and settled, also when the agent was away at the time.
 
+`SandboxWatch` knows what is watched and writes the deaths.  `ExitWatcher` is the one thread that waits for all ends at
+once.  `death_of` decides why a sandbox ended.
+"""
+
+import logging
 import os
 import selectors
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
 
+from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
+from node_agent.host.network import Networks
 from node_agent.host.process import readable
-from node_agent.runtime.runsc.control import ControlError, ControlLostError, Pending
-from node_agent.runtime.runsc.death import End
+from node_agent.runtime.base import Death, EngineState
+from node_agent.runtime.locks import SandboxLocks
+from node_agent.runtime.record import RunscRecord, RunscRecords
+from node_agent.runtime.runsc import pause
+from node_agent.runtime.runsc.control import ControlError, ControlLostError, PendingAnswer
+from node_agent.runtime.runsc.fd_store import FdStore
+from node_agent.runtime.runsc.paths import SandboxPaths
+from node_agent.runtime.runsc.process_handles import exit_of
 
-OnEnd = Callable[[End], None]
-Ask = Callable[[], Pending | None]
+log = logging.getLogger(__name__)
+
+_ALIVE: Final = (EngineState.RUNNING, EngineState.PAUSED)
+
+
+class SandboxWatch:
+    """The sandboxes whose end this agent waits for.  Calls for one sandbox are made under its lock.
+
+    Args:
+        records: where deaths are written.
+        locks: of the sandboxes.
+        networks: what a dead sandbox gives back.
+        fd_store: keeps the connections on which exit codes will come, for the next agent.
+    """
+
+    def __init__(self, records: RunscRecords, locks: SandboxLocks, networks: Networks, fd_store: FdStore) -> None:
+        self._records = records
+        self._locks = locks
+        self._networks = networks
+        self._fd_store = fd_store
+        self._watcher = ExitWatcher()
+        self._watched: dict[str, WatchedExit] = {}
+
+    def begin(self, paths: SandboxPaths, record: RunscRecord, pending: PendingAnswer | None = None) -> None:
+        """Settle the sandbox when its first process or its kernel ends.
+
+        Args:
+            paths: where it lies.
+            record: of the running sandbox.
+            pending: the wait status to come, where somebody asked for it already.
+        """
+        handle = paths.sentry_handle(record.part.sentry_pid)
+        if handle is None:
+            handle = _ended_handle()
+        if pending is None:
+            pending = self._ask(paths)
+        else:
+            self._fd_store.keep(paths.sandbox_id, pending.fileno())
+        watched = WatchedExit(
+            ask=partial(self._ask, paths),
+            pending=pending,
+            sentry=handle,
+            gofer=paths.gofer_handle(),
+            on_end=partial(self._settle, paths, record.generation),
+        )
+        self._watched[paths.sandbox_id] = watched
+        self._watcher.add(watched)
+
+    def adopt(self, paths: SandboxPaths, record: RunscRecord) -> RunscRecord:
+        """Ask the engine for the truth about a recorded sandbox, watch what runs, and return the true record.
+
+        Raises:
+            RuntimeFailure: ``BUSY`` when its processes do not end.
+        """
+        if record.state is EngineState.CHECKPOINTED:
+            paths.kill()  # a checkpoint or restore that a crash cut short
+            return record
+        if record.state not in _ALIVE or paths.sandbox_id in self._watched:
+            return record
+        if paths.alive(record.part.sentry_pid):
+            record = pause.settle(self._records, paths, record)
+            with pause.awake(paths):
+                self.begin(paths, record, self._kept(paths))
+                if record.state is EngineState.PAUSED:
+                    pause.drain(paths)
+            return record
+        if paths.checkpoint.is_dir():
+            return pause.settle_checkpoint(self._records, paths, record)
+        return self._bury(paths, record, self._end_meanwhile(paths))
+
+    def forget(self, paths: SandboxPaths) -> None:
+        """Wait for the sandbox's end no longer.  Idempotent."""
+        self._fd_store.drop(paths.sandbox_id)
+        watched = self._watched.pop(paths.sandbox_id, None)
+        if watched is not None:
+            self._watcher.drop(watched)
+
+    def close(self) -> None:
+        """Wait for nothing any more; the sandboxes run on."""
+        self._watcher.stop()
+        self._fd_store.close()
+
+    def _ask(self, paths: SandboxPaths) -> PendingAnswer | None:
+        """Ask for the first process's wait status, so that it also comes when this agent goes.
+
+        Returns:
+            The answer to come; ``None`` where nobody is left to answer.
+        """
+        try:
+            pending = paths.control.wait_first()
+        except ControlLostError:
+            return None
+        self._fd_store.keep(paths.sandbox_id, pending.fileno())
+        return pending
+
+    def _kept(self, paths: SandboxPaths) -> PendingAnswer | None:
+        """Return the answer to come that an earlier life of this agent asked for."""
+        descriptor = self._fd_store.take(paths.sandbox_id)
+        return None if descriptor is None else PendingAnswer(socket.socket(fileno=descriptor), stays=True)
+
+    def _end_meanwhile(self, paths: SandboxPaths) -> "ObservedEnd":
+        """Return what is known of a sandbox that ended while no agent ran."""
+        pending = self._kept(paths)
+        if pending is None:
+            return ObservedEnd()
+        try:
+            _, status = pending.take()
+        except ControlError:
+            return ObservedEnd()
+        except ControlLostError:
+            status = None
+        finally:
+            pending.close()
+        return ObservedEnd(status, killed=status is None)  # a kernel that ends by itself answers first
+
+    def _settle(self, paths: SandboxPaths, generation: int, end: "ObservedEnd") -> None:
+        """Bury the sandbox if it still is the incarnation that was watched."""
+        with self._locks.of(paths.sandbox_id).changing():
+            record = self._records.load(paths.sandbox_id)
+            if record is None or record.generation != generation or record.state not in _ALIVE:
+                return
+            self._watched.pop(paths.sandbox_id, None)
+            try:
+                self._bury(paths, record, end)
+            except (OSError, RuntimeFailure):
+                # The next look at the sandbox, or the agent's next start, tries again.
+                log.exception("sandbox %s ended and could not be settled", paths.sandbox_id)
+
+    def _bury(self, paths: SandboxPaths, record: RunscRecord, end: "ObservedEnd") -> RunscRecord:
+        """Write the death, and free all but the volume."""
+        group = paths.cgroup
+        memory = MemoryEvents(group.oom_kills(), group.met_memory_limit())
+        full = paths.volume.mounted and paths.volume.full()
+        death = death_of(end, memory=memory, disk_full=full, ended_at=datetime.now(UTC))
+        dead = record.but(state=EngineState.DEAD, death=death)
+        try:
+            self._records.save(dead)
+        except OSError as error:
+            # On a full disk, what follows makes room for the second writing.
+            log.error("sandbox %s: its death could not be written down yet: %s", paths.sandbox_id, error)
+        paths.kill()
+        if record.part.net is not None:
+            self._networks.remove(record.part.net)
+        paths.clear()
+        dead = self._records.save(dead.with_part(net=None, sentry_pid=None))
+        self._fd_store.drop(paths.sandbox_id)
+        return dead
+
+
+def _ended_handle() -> int:
+    """Return a descriptor that is readable at once, for a kernel that ended before it could be watched."""
+    return os.eventfd(1, os.EFD_CLOEXEC)
+
+
+# -- the thread that waits ---------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
-class Watch:
-    """One watched sandbox."""
+class WatchedExit:
+    """One sandbox whose end is waited for.
 
-    ask: Ask
-    pending: Pending | None
+    Attributes:
+        ask: asks the sandbox for the wait status of its first process.
+        pending: the wait status to come; ``None`` where it could not be asked for.
+        sentry: pidfd of its kernel; it belongs to the watcher.
+        gofer: pidfd of its file server, likewise; ``None`` where it is gone already.
+        on_end: called once, from a thread of its own, when the first process or the whole sandbox ends.
+    """
+
+    ask: Callable[[], PendingAnswer | None]
+    pending: PendingAnswer | None
     sentry: int
     gofer: int | None
-    on_end: OnEnd
+    on_end: Callable[["ObservedEnd"], None]
     closed: bool = False
     asked_again: bool = False
     lost: bool = False
 
 
-class Watcher:
-    """Watches sandboxes from one thread, which it starts with the first of them."""
+class ExitWatcher:
+    """Waits for the ends of sandboxes on one thread, which starts with the first of them."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._added: list[Watch] = []
-        self._dropped: list[Watch] = []
+        self._added: list[WatchedExit] = []
+        self._dropped: list[WatchedExit] = []
         self._thread: threading.Thread | None = None
         self._stopping = False
 
-    def add(self, ask: Ask, sentry: int, gofer: int | None, on_end: OnEnd, pending: Pending | None) -> Watch:
-        """Calls ``on_end`` once, from a thread of its own, when the first process or the whole sandbox ends.
-
-        Args:
-            ask: asks the sandbox for the wait status of its first process.
-            sentry: pidfd of its kernel; it belongs to the watcher from here on.
-            gofer: pidfd of its file server, likewise; ``None`` where it is gone already.
-            on_end: what to call.
-            pending: the wait status to come; ``None`` where it could not be asked for.
-        """
-        watch = Watch(ask, pending, sentry, gofer, on_end)
+    def add(self, watched: WatchedExit) -> None:
+        """Wait for one more sandbox."""
         with self._lock:
-            self._added.append(watch)
+            self._added.append(watched)
             if self._thread is None:
                 self._selector.register(self._wake, selectors.EVENT_READ)
                 self._thread = threading.Thread(target=self._run, name="sandbox-ends", daemon=True)
                 self._thread.start()
         os.eventfd_write(self._wake, 1)
-        return watch
 
-    def drop(self, watch: Watch) -> None:
-        """Forgets a sandbox; its ``on_end`` is not called any more unless the call has begun."""
+    def drop(self, watched: WatchedExit) -> None:
+        """Wait for a sandbox no longer; its ``on_end`` is not called any more unless the call has begun."""
         with self._lock:
-            self._dropped.append(watch)
+            self._dropped.append(watched)
         os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """Ends the thread and frees what it watches.  Idempotent; nothing may be called afterwards."""
+        """End the thread and close what it watches.  Idempotent; nothing may be called afterwards."""
         with self._lock:
             if self._stopping:
                 return
@@ -78,8 +247,8 @@ class Watcher:
         if thread is not None:
             thread.join()
         self._take_in()
-        for watch in {key.data for key in self._selector.get_map().values() if isinstance(key.data, Watch)}:
-            self._forget(watch)
+        for watched in {key.data for key in self._selector.get_map().values() if isinstance(key.data, WatchedExit)}:
+            self._close(watched)
         self._selector.close()
         os.close(self._wake)
 
@@ -96,67 +265,126 @@ class Watcher:
         with self._lock:
             added, self._added = self._added, []
             dropped, self._dropped = self._dropped, []
-        for watch in added:
-            for source in _sources(watch):
-                self._selector.register(source, selectors.EVENT_READ, watch)
-        for watch in dropped:
-            self._forget(watch)
+        for watched in added:
+            for source in _sources(watched):
+                self._selector.register(source, selectors.EVENT_READ, watched)
+        for watched in dropped:
+            self._close(watched)
 
-    def _look_at(self, watch: Watch) -> None:
-        self._look_at_gofer(watch)
-        ended = readable(watch.sentry, 0)  # before the answer: after its end there is all that it said
-        status = self._answer(watch)
+    def _look_at(self, watched: WatchedExit) -> None:
+        self._look_at_gofer(watched)
+        ended = readable(watched.sentry, 0)  # before the answer: after its end all that it sent is there
+        status = self._answer(watched)
         if status is None and not ended:
             return
-        # A kernel that ends by itself answers first; one whose file server is killed kills its processes, and tells.
-        unanswered = watch.lost or watch.pending is not None
-        killed = unanswered if status is None else watch.gofer is None and status == signal.SIGKILL
-        self._forget(watch)
-        end = End(status, killed)
-        threading.Thread(target=watch.on_end, args=(end,), name="sandbox-end", daemon=True).start()
+        # A kernel that ends by itself answers first; one whose file server is killed kills its processes, and reports.
+        unanswered = watched.lost or watched.pending is not None
+        killed = unanswered if status is None else watched.gofer is None and status == signal.SIGKILL
+        self._close(watched)
+        end = ObservedEnd(status, killed)
+        threading.Thread(target=watched.on_end, args=(end,), name="sandbox-end", daemon=True).start()
 
-    def _look_at_gofer(self, watch: Watch) -> None:
-        if watch.gofer is not None and readable(watch.gofer, 0):
-            self._selector.unregister(watch.gofer)
-            os.close(watch.gofer)
-            watch.gofer = None
+    def _look_at_gofer(self, watched: WatchedExit) -> None:
+        if watched.gofer is not None and readable(watched.gofer, 0):
+            self._selector.unregister(watched.gofer)
+            os.close(watched.gofer)
+            watched.gofer = None
 
-    def _answer(self, watch: Watch) -> int | None:
-        """The wait status, if it has come."""
-        if watch.pending is None:
+    def _answer(self, watched: WatchedExit) -> int | None:
+        """Return the wait status, if it has come."""
+        if watched.pending is None:
             return None
         try:
-            done, status = watch.pending.take()
+            done, status = watched.pending.take()
         except (ControlError, ControlLostError) as error:
-            self._selector.unregister(watch.pending)
-            watch.pending.close()
-            watch.pending = None
+            self._selector.unregister(watched.pending)
+            watched.pending.close()
+            watched.pending = None
             if isinstance(error, ControlLostError):
-                watch.lost = True
-            elif not watch.asked_again:
+                watched.lost = True
+            elif not watched.asked_again:
                 # Asked before the first process began, and refused late: it has begun by now.
-                self._ask_again(watch)
+                self._ask_again(watched)
             return None  # the sentry's own end will tell
         return int(status) if done else None
 
-    def _ask_again(self, watch: Watch) -> None:
-        watch.asked_again = True
-        watch.pending = watch.ask()
-        if watch.pending is not None:
-            self._selector.register(watch.pending, selectors.EVENT_READ, watch)
+    def _ask_again(self, watched: WatchedExit) -> None:
+        watched.asked_again = True
+        watched.pending = watched.ask()
+        if watched.pending is not None:
+            self._selector.register(watched.pending, selectors.EVENT_READ, watched)
 
-    def _forget(self, watch: Watch) -> None:
-        if watch.closed:
+    def _close(self, watched: WatchedExit) -> None:
+        if watched.closed:
             return
-        watch.closed = True
-        for source in _sources(watch):
+        watched.closed = True
+        for source in _sources(watched):
             self._selector.unregister(source)
-        os.close(watch.sentry)
-        if watch.gofer is not None:
-            os.close(watch.gofer)
-        if watch.pending is not None:
-            watch.pending.close()
+        os.close(watched.sentry)
+        if watched.gofer is not None:
+            os.close(watched.gofer)
+        if watched.pending is not None:
+            watched.pending.close()
 
 
-def _sources(watch: Watch) -> list[int | Pending]:
-    return [source for source in (watch.sentry, watch.gofer, watch.pending) if source is not None]
+def _sources(watched: WatchedExit) -> list[int | PendingAnswer]:
+    return [source for source in (watched.sentry, watched.gofer, watched.pending) if source is not None]
+
+
+# -- the decision ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ObservedEnd:
+    """What was seen of a sandbox's end.
+
+    Attributes:
+        status: wait status of the first process; ``None`` where nobody received it.
+        killed: whether the sandbox's kernel, or the host process that serves its files, ended before the first
+            process did.  Nothing inside can do that.
+    """
+
+    status: int | None = None
+    killed: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryEvents:
+    """What the host counted in the sandbox's memory group.
+
+    Attributes:
+        kills: how often the host killed in it for want of memory.
+        limit_met: whether the group ever met its own bound.
+    """
+
+    kills: int = 0
+    limit_met: bool = False
+
+
+def death_of(end: ObservedEnd, *, memory: MemoryEvents, disk_full: bool, ended_at: datetime) -> Death:
+    """Decide why a sandbox ended whose first process or kernel ended.
+
+    Args:
+        end: what was seen of it.
+        memory: what the host counted of its memory.
+        disk_full: whether its volume had no free block at the end.
+        ended_at: when.
+    """
+    code = None if end.status is None else exit_of(end.status).code
+    if memory.kills and code != 0:
+        detail = (
+            "it used more memory than memory_mb allows and was killed"
+            if memory.limit_met
+            else "the node ran out of memory, and its kernel chose this sandbox to be killed"
+        )
+        return Death(DeathReason.OOM, code, detail, ended_at)
+    if end.killed:
+        detail = "a process of its engine was killed on the node, from outside; create it again or restart it"
+        return Death(DeathReason.EVICTED, code, detail, ended_at)
+    if disk_full and code not in (0, None):
+        detail = f"its first process ended with exit code {code} while its disk was full (disk_mb)"
+        return Death(DeathReason.DISK_FULL, code, detail, ended_at)
+    if code is None:
+        detail = "it ended while neither the node agent nor its FD store ran, so its exit code is not known"
+        return Death(DeathReason.EXITED, None, detail, ended_at)
+    return Death(DeathReason.EXITED, code, f"its first process ended with exit code {code}", ended_at)

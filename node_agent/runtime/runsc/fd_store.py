@@ -1,4 +1,4 @@
-"""This agent's side of the `keeper`: connections that have to outlive it."""
+"""The agent's side of the FD store: connections that have to outlive the agent."""
 
 import contextlib
 import logging
@@ -18,31 +18,31 @@ log = logging.getLogger(__name__)
 _TIMEOUT: Final = 5.0  # it answers at once, or something is wrong with it
 
 
-class Keeping:
-    """Hands descriptors to the keeper of one node and gets them back.  Safe from any thread.
+class FdStore:
+    """Hands descriptors to the FD store of one node and gets them back.  Safe from any thread.
 
-    Without a keeper nothing fails: what would have been kept is lost with this process, and the log says so.
+    Without a store nothing fails: what would have been kept is lost with this process, and the log says so.
 
     Args:
-        tag: of the node; stands in the keeper's command line and in the name of its socket.
+        tag: of the node; stands in the store's command line and in the name of its socket.
     """
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
-        self._path = Path("/run") / f"sandbox-{tag}-keeper"
+        self._path = Path("/run") / f"sandbox-{tag}-fd-store"
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._pid: int | None = None
         self._closed = False
 
     def keep(self, name: str, descriptor: int) -> None:
-        """Keeps a copy of ``descriptor``; starts the keeper where none runs."""
+        """Keep a copy of ``descriptor``; starts the store where none runs."""
         with self._talking(start=True) as connection:
             if connection is not None:
                 socket.send_fds(connection, [_packet(Verb.KEEP, name)], [descriptor])
 
     def take(self, name: str) -> int | None:
-        """A copy of what is kept under ``name``; ``None`` where nothing is."""
+        """Return a copy of what is kept under ``name``; ``None`` where nothing is."""
         descriptors: list[int] = []
         with self._talking() as connection:
             if connection is not None:
@@ -51,13 +51,13 @@ class Keeping:
         return descriptors[0] if descriptors else None
 
     def drop(self, name: str) -> None:
-        """Keeps it no longer.  Idempotent."""
+        """Close what is kept under ``name``.  Idempotent."""
         with self._talking() as connection:
             if connection is not None:
                 connection.send(_packet(Verb.DROP, name))
 
     def close(self) -> None:
-        """Leaves: from now on nothing is kept, dropped or taken.  A keeper that holds nothing has ended on return."""
+        """Leave: from now on nothing is kept, dropped or taken.  A store that holds nothing has ended on return."""
         with self._lock:
             self._closed = True
             connection, self._connection = self._connection, None
@@ -66,15 +66,15 @@ class Keeping:
             try:
                 connection = self._connect()
             except OSError as error:
-                log.warning("the keeper is not told that this agent ends: %s", error)
+                log.warning("the FD store does not hear that this agent ends: %s", error)
                 return
             if connection is None:
-                self._path.unlink(missing_ok=True)  # of a keeper that was killed
+                self._path.unlink(missing_ok=True)  # of a store that was killed
             else:
                 self._leave(connection)
 
     def _leave(self, connection: socket.socket) -> bool:
-        """Whether the keeper answered."""
+        """Take leave of the store and return whether it answered."""
         with connection, contextlib.suppress(OSError):  # it is gone already
             connection.send(_packet(Verb.LEAVE, ""))
             answer = connection.recv(fd_store_server.MAX_REQUEST)
@@ -86,7 +86,7 @@ class Keeping:
         return False
 
     def reap(self, options: int = 0) -> None:
-        """Takes the exit status of the keeper that this object started and that is about to end.
+        """Take the exit status of the store that this object started and that is about to end.
 
         Args:
             options: of waitpid(2).
@@ -98,7 +98,7 @@ class Keeping:
 
     @contextlib.contextmanager
     def _talking(self, *, start: bool = False) -> Iterator[socket.socket | None]:
-        """The connection, for one request; ``None`` after `close`, and where none runs and none is to be started."""
+        """Yield the connection for one request; ``None`` after `close`, or where no store runs and none is to start."""
         with self._lock:
             try:
                 if self._connection is None and not self._closed:
@@ -106,7 +106,7 @@ class Keeping:
                 yield self._connection
             except OSError as error:
                 log.warning(
-                    "exit codes of sandboxes that end while no agent runs may be lost: the keeper failed: %s", error
+                    "exit codes of sandboxes that end while no agent runs may be lost: the FD store failed: %s", error
                 )
                 if self._connection is not None:
                     self._connection.close()
@@ -126,7 +126,7 @@ class Keeping:
         return connection
 
     def _begin(self) -> socket.socket:
-        """A connection to a new keeper.  It is made before the keeper starts, so that there is nothing to wait for."""
+        """Start a store.  The connection to it is made before, so that there is nothing to wait for."""
         self._path.unlink(missing_ok=True)
         self.reap(os.WNOHANG)  # one that was killed
         with contextlib.ExitStack() as undo, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

@@ -1,11 +1,11 @@
 """A process that keeps descriptors while the node agent is away, so that what arrives in them meanwhile is not lost.
 
-gVisor tells the exit code of a first process on the connection that asked for it, once.  An agent that is restarted at
+gVisor sends the exit code of a first process to the connection that asked for it, once.  An agent that is restarted at
 that moment would never learn it.  So the agent hands a copy of each such connection to this process, which outlives it,
 and the next agent asks for it back.  It holds descriptors and nothing else, reads none of them, and ends when it holds
 none and no agent is connected.
 
-Run as ``python keeper.py TAG SOCKET`` with the listening socket as stdin; needs the standard library only.
+Run as ``python fd_store_server.py TAG SOCKET`` with the listening socket as stdin; needs the standard library only.
 """
 
 import os
@@ -32,7 +32,7 @@ YES: Final = b"yes"
 NO: Final = b"no"
 
 
-class Keeper:
+class FdStoreServer:
     """Holds descriptors by name for the agents that connect to ``listener``; one has to be on its way already."""
 
     def __init__(self, listener: socket.socket) -> None:
@@ -43,7 +43,7 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Serves until nothing is kept and nobody is connected."""
+        """Serve until nothing is kept and nobody is connected."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._accept()
         while self._clients or self._kept:
@@ -94,14 +94,14 @@ class Keeper:
 
 
 def main(path: str) -> NoReturn:
-    """Serves the socket that is stdin, takes its name away at the end, and ends this process."""
+    """Serve the socket that is stdin, take its name away at the end, and end this process."""
     os.chdir("/")
     os.closerange(3, _DESCRIPTORS)
     # Held until the end: collected any earlier, it would close its sockets, and an agent that sees its own closed
     # takes this process for gone.
-    keeper = Keeper(socket.socket(fileno=os.dup(0)))
+    server = FdStoreServer(socket.socket(fileno=os.dup(0)))
     try:
-        keeper.run()
+        server.run()
     finally:
         os.unlink(path)  # noqa: PTH108 - it starts faster without pathlib
         os._exit(0)

@@ -1,6 +1,13 @@
-"""The OCI bundle of a sandbox, decided from its spec and its image.  Pure."""
+"""The OCI bundle of a sandbox, decided from its spec and its image, and whether its first process can start at all.
 
+An init would start well and only then fail to start a program that is not there; and runsc makes a working directory
+that is missing, as root.  Both are mistakes of the spec that its author has to hear of, so the files are looked at on
+the host before anything starts.
+"""
+
+import os
 import posixpath
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +18,7 @@ from gateway.wire.sandboxes import SandboxSpec, Security
 from node_agent.host import programs
 from node_agent.host.accounts import Account
 from node_agent.host.cgroup import cpu_quota
+from node_agent.host.disk import open_below
 from node_agent.host.images import Image
 from node_agent.host.programs import BUSYBOX_INSIDE
 
@@ -21,6 +29,10 @@ _OPEN_FILES: Final = 65536
 _SHM_MB: Final = 64  # Docker's default size of /dev/shm
 _PERIOD_US: Final = 100_000
 _START_CPUS: Final = 2.0  # a start is short work on two threads; the true bound is set once it is done
+
+_ENGINES: Final = ("/proc", "/sys", "/dev", "/.sandbox")  # mounted by the engine; always there
+_EMPTY: Final = ("/tmp", "/run")  # noqa: S108 - fresh file systems inside the sandbox
+_ANY_PROGRAM: Final = os.stat_result((stat.S_IFREG | 0o755, 0, 0, 1, 0, 0, 0, 0, 0, 0))
 
 # capabilities(7), by number.
 _CAPABILITIES: Final = tuple(
@@ -40,8 +52,8 @@ _DEFAULT_CAPABILITIES: Final = frozenset(
 )
 
 
-class UnknownCapabilityError(Exception):
-    """The spec names a capability that Linux does not have."""
+class UnstartableError(Exception):
+    """Spec and image do not go together, or the spec names a capability that Linux does not have."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class FirstProcess:
 
 
 @dataclass(frozen=True)
-class Host:
+class BundleHost:
     """What of the host goes into the bundle.
 
     Attributes:
@@ -73,7 +85,7 @@ class Host:
 
 
 def first_process(spec: SandboxSpec, image: Image, account: Account) -> FirstProcess:
-    """The first process as ``docker run`` would choose it; an image and a spec without one just stay up."""
+    """Choose the first process as ``docker run`` does; an image and a spec without one just stay up."""
     command = tuple(spec.command) or image.command
     argv = (*image.entrypoint, *command) or (BUSYBOX_INSIDE, "sleep", "2147483647")
     image_dir = image.working_dir if image.working_dir not in ("", "/") else None
@@ -82,27 +94,27 @@ def first_process(spec: SandboxSpec, image: Image, account: Account) -> FirstPro
 
 
 def environment(spec: SandboxSpec, image_env: Mapping[str, str], account: Account) -> dict[str, str]:
-    """The image's, over what a login would set, and the spec's over both."""
+    """Merge the image's environment over what a login sets, and the spec's over both."""
     login = {"PATH": DEFAULT_PATH, "HOSTNAME": hostname(spec)}
     return login | identity_env(spec, account) | dict(image_env) | spec.env
 
 
 def identity_env(spec: SandboxSpec, account: Account) -> dict[str, str]:
-    """HOME and USER of an account; one without an entry in the image is at home in the workspace."""
+    """Return HOME and USER of an account; one without an entry in the image is at home in the workspace."""
     home = {"HOME": account.home or spec.filesystem.workspace_path}
     return home | ({"USER": account.name} if account.name else {})
 
 
 def hostname(spec: SandboxSpec) -> str:
-    """The id, as far as a host name may go."""
+    """Return the id, as far as a host name may go."""
     return spec.id.replace("_", "-").replace(".", "-").strip("-")[:63] or "sandbox"
 
 
 def capabilities(security: Security) -> frozenset[str]:
-    """Names without ``CAP_``: Docker's default set, less the dropped, plus the added.
+    """Return names without ``CAP_``: Docker's default set, less the dropped, plus the added.
 
     Raises:
-        UnknownCapabilityError: a name that is none.
+        UnstartableError: a name is unknown.
     """
     dropped, added = _named(security.cap_drop), _named(security.cap_add)
     return (_DEFAULT_CAPABILITIES - dropped) | added
@@ -112,22 +124,22 @@ def _named(names: Iterable[str]) -> frozenset[str]:
     plain = {name.removeprefix("CAP_") for name in names}
     unknown = plain - {*_CAPABILITIES, "ALL"}
     if unknown:
-        raise UnknownCapabilityError(f"unknown capability {', '.join(sorted(unknown))}")
+        raise UnstartableError(f"unknown capability {', '.join(sorted(unknown))}")
     return frozenset(_CAPABILITIES) if "ALL" in plain else frozenset(plain)
 
 
 def capability_bits(names: Iterable[str]) -> int:
-    """One bit for each, as the kernel numbers them."""
+    """Return one bit for each, as the kernel numbers them."""
     return sum(1 << _CAPABILITIES.index(name) for name in names)
 
 
 def process_limit(spec: SandboxSpec) -> int:
-    """Most processes per user inside."""
+    """Return the most processes that a user may have inside."""
     return spec.security.pids_limit or NODE_PIDS
 
 
-def config(spec: SandboxSpec, process: FirstProcess, host: Host) -> dict[str, Any]:
-    """The content of ``config.json``."""
+def config(spec: SandboxSpec, process: FirstProcess, host: BundleHost) -> dict[str, Any]:
+    """Return the content of ``config.json``."""
     return {
         "ociVersion": "1.0.2",
         "hostname": hostname(spec),
@@ -167,7 +179,7 @@ def _limit(kind: str, value: int) -> dict[str, Any]:
     return {"type": kind, "soft": value, "hard": value}
 
 
-def _mounts(spec: SandboxSpec, account: Account, host: Host) -> list[dict[str, Any]]:
+def _mounts(spec: SandboxSpec, account: Account, host: BundleHost) -> list[dict[str, Any]]:
     files = spec.filesystem
     owner = (f"uid={account.uid}", f"gid={account.gid}")
     return [
@@ -191,7 +203,7 @@ def _bind(destination: str, source: Path, mode: str) -> dict[str, Any]:
     return {"destination": destination, "type": "bind", "source": str(source), "options": ["bind", mode]}
 
 
-def _linux(spec: SandboxSpec, host: Host) -> dict[str, Any]:
+def _linux(spec: SandboxSpec, host: BundleHost) -> dict[str, Any]:
     network = {"type": "network"} | ({"path": str(host.namespace)} if host.namespace else {})
     return {
         "namespaces": [network, *({"type": kind} for kind in ("pid", "ipc", "uts", "mount"))],
@@ -201,3 +213,79 @@ def _linux(spec: SandboxSpec, host: Host) -> dict[str, Any]:
             "cpu": {"period": _PERIOD_US, "quota": cpu_quota(max(spec.cpus, _START_CPUS))},
         },
     }
+
+
+@dataclass(frozen=True)
+class GuestFiles:
+    """The file systems of a sandbox, as the host has them.
+
+    Attributes:
+        rootfs: its root on the host.
+        workspace: its workspace on the host.
+        workspace_path: where that is mounted inside.
+    """
+
+    rootfs: Path
+    workspace: Path
+    workspace_path: str
+
+    def problem(self, process: FirstProcess) -> str | None:
+        """Explain why the process cannot start, as far as its files show; ``None`` when nothing speaks against it."""
+        directory = self._status(process.working_dir)
+        if directory is None or not stat.S_ISDIR(directory.st_mode):
+            return f"its working directory {process.working_dir} is not there"
+        name = process.argv[0]
+        search = [""] if "/" in name else process.env.get("PATH", "").split(":")
+        problem = f"{name} was not found in PATH ({process.env.get('PATH', '')})"
+        for folder in search:
+            path = posixpath.join(process.working_dir, folder, name)
+            found = self._status(path)
+            if found is not None:
+                if _executable(found, process.account):
+                    return None
+                problem = f"{path} is not an executable file for user {process.account.uid}"
+            elif "/" in name:
+                problem = f"{name} is not there"
+        return problem
+
+    def shows_directory(self, path: str) -> bool:
+        """Return whether there is a directory; ``False`` also where only the sandbox itself could tell."""
+        path = posixpath.normpath(path)
+        found = None if _is_below(path, *_ENGINES, *_EMPTY) else self._status(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def _status(self, path: str) -> os.stat_result | None:
+        path = posixpath.normpath(path)
+        if _is_below(path, *_ENGINES):
+            return self.rootfs.stat() if path in _ENGINES else _ANY_PROGRAM
+        if path in _EMPTY:
+            return self.rootfs.stat()
+        if _is_below(path, *_EMPTY) and not _is_below(self.workspace_path, *_EMPTY):
+            return None
+        root = self.rootfs
+        if _is_below(path, self.workspace_path):
+            root, path = self.workspace, path.removeprefix(self.workspace_path) or "/"
+        try:
+            descriptor = open_below(root, path, os.O_PATH)
+        except OSError:
+            return None
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_below(path: str, *directories: str) -> bool:
+    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)
+
+
+def _executable(status: os.stat_result, account: Account) -> bool:
+    if not stat.S_ISREG(status.st_mode):
+        return False
+    if account.uid == 0:
+        return bool(status.st_mode & 0o111)
+    if account.uid == status.st_uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid in (account.gid, *account.groups):
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)

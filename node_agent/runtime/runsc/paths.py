@@ -1,16 +1,25 @@
-"""Where everything of this runtime lies."""
+"""Where everything of this runtime lies, and the host's side of one sandbox."""
 
+import contextlib
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
+from node_agent.host import mounts
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.volume import Volume
 from node_agent.runtime.base import Stream
 from node_agent.runtime.runsc.control import Control
 
+_GOFER: Final = b"runsc-gofer"
+
 
 @dataclass(frozen=True)
-class Layout:
+class RunscPaths:
     """Directories of one node's runtime.
 
     Attributes:
@@ -42,25 +51,30 @@ class Layout:
         """runsc's own state and sockets.  Short: a socket's path has 107 bytes at most, the id alone 64."""
         return Path("/run") / f"sandbox-{self.tag}"
 
-    def places(self, sandbox_id: str) -> "Places":
-        """Where one sandbox lies."""
-        return Places(self, sandbox_id)
+    def of(self, sandbox_id: str) -> "SandboxPaths":
+        """Return where one sandbox lies."""
+        return SandboxPaths(self, sandbox_id)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Paths and handles of one sandbox."""
+class SandboxPaths:
+    """Paths of one sandbox, and handles of what runs of it on the host."""
 
-    layout: Layout
+    node: RunscPaths
     sandbox_id: str
 
     @property
     def directory(self) -> Path:
-        return self.layout.sandboxes / self.sandbox_id
+        return self.node.sandboxes / self.sandbox_id
 
     @property
     def bundle(self) -> Path:
         return self.directory / "bundle"
+
+    @property
+    def pid_file(self) -> Path:
+        """Host pid of the sandbox's kernel; runsc writes it."""
+        return self.bundle / "pid"
 
     @property
     def rootfs(self) -> Path:
@@ -73,13 +87,8 @@ class Places:
 
     @property
     def engine_log(self) -> Path:
-        """What runsc says of a start; not the sandbox's output."""
+        """What runsc writes about a start; not the sandbox's output."""
         return self.directory / "runsc.log"
-
-    @property
-    def doom(self) -> Path:
-        """There once a delete has begun: from then on the sandbox counts as gone, also after a crash."""
-        return self.directory / "deleting"
 
     @property
     def settling(self) -> Path:
@@ -95,32 +104,88 @@ class Places:
         return self.volume.path / "workspace"
 
     def log(self, stream: Stream) -> Path:
-        """Output of the first process; on the volume, so its size is bounded."""
+        """Return the file of the first process's output.  It is on the volume, so its size is bounded."""
         return self.volume.path / "log" / stream.value
 
     @property
     def cgroup(self) -> Cgroup:
-        return Cgroup(self.layout.tag, self.sandbox_id)
+        return Cgroup(self.node.tag, self.sandbox_id)
 
-    def kill(self) -> bool:
-        """SIGKILL to every process of it; whether all ended.
+    @property
+    def control(self) -> Control:
+        return Control(self.node.run / f"runsc-{self.sandbox_id}.sock", self.sandbox_id)
 
-        Its kernel goes first: without its file server, or the processes that it runs, it would still report the ends
-        of execs, as if they had come by themselves.
+    # -- what runs on the host -------------------------------------------------------------------------------------
+
+    def sentry_handle(self, pid: int | None) -> int | None:
+        """Return a pidfd of the sandbox's kernel; ``None`` when it does not run.
+
+        The number alone proves nothing, as the host uses pids again: it counts only inside the sandbox's own group.
+        """
+        if pid is None:
+            return None
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return None
+        if pid in self.cgroup.pids():
+            return handle
+        os.close(handle)
+        return None
+
+    def gofer_handle(self) -> int | None:
+        """Return a pidfd of the process that serves the sandbox's files; ``None`` when it does not run."""
+        for pid in sorted(self.cgroup.pids()):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                handle = os.pidfd_open(pid)
+                # Read behind the handle, so that it is this process that has the name.
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_GOFER):
+                    return handle
+                os.close(handle)
+        return None
+
+    def alive(self, pid: int | None) -> bool:
+        """Return whether the sandbox's kernel runs."""
+        handle = self.sentry_handle(pid)
+        if handle is None:
+            return False
+        os.close(handle)
+        return True
+
+    # -- taking it away --------------------------------------------------------------------------------------------
+
+    def end_processes(self) -> bool:
+        """SIGKILL every process of it and return whether all ended.
+
+        It asks nothing of the engine, which may hang: the processes are found by their control group.  The sandbox's
+        kernel goes first: without its file server, or the processes that it runs, it would still report the ends of
+        execs, as if they had come by themselves.
         """
         try:
-            first = int((self.bundle / "pid").read_text())
+            first = int(self.pid_file.read_text())
         except (OSError, ValueError):
             first = None
         return self.cgroup.kill(first=first)
 
-    @property
-    def control(self) -> Control:
-        return Control(self.layout.run / f"runsc-{self.sandbox_id}.sock", self.sandbox_id)
+    def kill(self) -> None:
+        """End every process of the sandbox and remove the engine's state of it.  Idempotent, bounded in time.
 
-    @property
-    def engine_state(self) -> list[Path]:
-        """Files that runsc keeps of it."""
-        name = f"{self.sandbox_id}_sandbox:{self.sandbox_id}"
-        run = self.layout.run
-        return [run / f"{name}.state", run / f"{name}.lock", run / f"runsc-{self.sandbox_id}.sock"]
+        Raises:
+            RuntimeFailure: ``BUSY`` when a process does not die (it hangs in the host's kernel).
+        """
+        if not self.end_processes():
+            pids = ", ".join(map(str, sorted(self.cgroup.pids())))
+            raise RuntimeFailure(ErrorCode.BUSY, f"processes {pids} of sandbox {self.sandbox_id} do not end; try again")
+        self.cgroup.remove()
+        run, name = self.node.run, f"{self.sandbox_id}_sandbox:{self.sandbox_id}"
+        for path in (run / f"{name}.state", run / f"{name}.lock", run / f"runsc-{self.sandbox_id}.sock"):
+            path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove what belongs to one incarnation: mounted root, bundle, checkpoint, engine log.  Idempotent."""
+        mounts.unmount_below(self.rootfs)
+        for directory in (self.bundle, self.checkpoint):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(directory)
+        for file in (self.engine_log, self.settling):
+            file.unlink(missing_ok=True)

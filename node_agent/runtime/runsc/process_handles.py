@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import subprocess
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.host.process import CommandError, run
+from node_agent.host.process import CommandError, run, start
 from node_agent.host.programs import BUSYBOX_INSIDE
 from node_agent.runtime.base import Exit
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
@@ -17,19 +16,19 @@ from node_agent.runtime.runsc.process import Handle, Pipes
 from node_agent.runtime.runsc.runsc_cli import CALL_TIMEOUT, Runsc
 
 Awake = Callable[[], AbstractContextManager[None]]
-"""Surrounds questions to a sandbox that may be paused; see `freezing.awake`."""
+"""Surrounds questions to a sandbox that may be paused; see `pause.awake`."""
 
 _SIGKILL: Final = 9
 _KILL_ROUNDS: Final = 50  # a tree that forks faster than it can be killed ends at the sandbox's bound on processes
 
 
 def lost(sandbox_id: str, cause: object) -> RuntimeFailure:
-    """The end of an exec that nobody can know any more."""
+    """Return the failure of an exec whose end cannot be known any more."""
     return RuntimeFailure(ErrorCode.EXEC_LOST, f"the end of an exec in sandbox {sandbox_id} cannot be known: {cause}")
 
 
 def exit_of(status: int) -> Exit:
-    """A wait status as wait(2) gives it."""
+    """Convert a wait status as wait(2) gives it."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return Exit(128 + number, number)
@@ -37,7 +36,7 @@ def exit_of(status: int) -> Exit:
 
 
 def family(pid: int, processes: Iterable[GuestProcess]) -> set[int]:
-    """``pid``, its process group, and every descendant of those."""
+    """Return ``pid``, its process group, and every descendant of those."""
     members = {process.pid for process in processes if pid in (process.pid, process.group)}
     while True:
         more = {process.pid for process in processes if process.parent in members} - members
@@ -52,9 +51,13 @@ class SocketHandle(Handle):
     def __init__(
         self, sandbox_id: str, control: Control, launch: Launch, pipes: Pipes, awake: Awake = contextlib.nullcontext
     ) -> None:
-        """Starts it.
+        """Start the process.
 
         Args:
+            sandbox_id: where it starts.
+            control: socket of that sandbox.
+            launch: what to start.
+            pipes: its descriptors.
             awake: surrounds every later question to the sandbox, which may be paused by then.
 
         Raises:
@@ -114,13 +117,8 @@ class CommandHandle(Handle):
         self._pid_file = pid_file
         self._awake = awake
         stdin, stdout, stderr = pipes.guest
-        self._process = subprocess.Popen(
-            runsc.exec_command(sandbox_id, _options(launch, pid_file), launch.argv),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        command = runsc.exec_command(sandbox_id, _options(launch, pid_file), launch.argv)
+        self._process = start(command, stdin=stdin, stdout=stdout, stderr=stderr)
         self._ended = os.pidfd_open(self._process.pid)
 
     def fileno(self) -> int:
@@ -130,7 +128,7 @@ class CommandHandle(Handle):
         code = self._process.poll()
         if code is None:
             return None
-        # runsc ends with the code that a shell would give; by its own death it tells nothing.
+        # runsc ends with the code that a shell would give; its own death says nothing about the process.
         if code < 0:
             raise lost(self._sandbox_id, f"runsc exec was killed by signal {-code}")
         return Exit(code, code - 128 if code > 128 else None)

@@ -15,7 +15,7 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.disk import out_of_space, says_full
 from node_agent.host.images import Image, Images
-from node_agent.host.process import CommandError, run
+from node_agent.host.process import CommandError, ended_within, kill_group, run, start
 
 _UNPACK_TIMEOUT: Final = 1800.0
 _PARTIAL: Final = ".partial-"
@@ -39,7 +39,7 @@ class RootFileSystems:
         self._lock = threading.Lock()
 
     def ensure(self, image: Image) -> Path:
-        """The unpacked root of ``image``; concurrent callers share one unpacking.
+        """Return the unpacked root of ``image``; concurrent callers share one unpacking.
 
         Raises:
             RuntimeFailure: ``IMAGE_ERROR``, or ``DISK_FULL`` of the host.
@@ -55,7 +55,7 @@ class RootFileSystems:
         return target
 
     def sweep(self) -> list[str]:
-        """Removes what an interrupted unpacking left; tells what."""
+        """Remove what an interrupted unpacking left, and return a sentence for each."""
         gone = self._images.sweep_exports(self._owner) if self._directory.is_dir() else []
         for partial in self._directory.glob(f"{_PARTIAL}*"):
             if partial.suffix == _LOG:
@@ -79,29 +79,28 @@ class RootFileSystems:
             shutil.rmtree(partial, ignore_errors=True)  # gone already where the rename succeeded
 
     def _extract(self, image: Image, directory: Path) -> None:
-        """Feeds the engine's export to tar, which keeps owners, modes, links and attributes and stays inside."""
+        """Feed the engine's export to tar, which keeps owners, modes, links and attributes and stays inside."""
         deadline = time.monotonic() + _UNPACK_TIMEOUT
         command = ["tar", "-x", "-p", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-C", str(directory)]
         with (directory.with_suffix(_LOG)).open("w+b") as log:
             log_path = Path(log.name)
-            tar = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            tar = start(command, stdin=subprocess.PIPE, stdout=log.fileno(), stderr=log.fileno())
             try:
                 self._feed(image, tar, deadline)
-                code = tar.wait(max(1.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired as error:
-                raise _failure(image, f"unpacking took longer than {_UNPACK_TIMEOUT:.0f} s") from error
+                if not ended_within(tar, max(1.0, deadline - time.monotonic())):
+                    raise _failure(image, f"unpacking took longer than {_UNPACK_TIMEOUT:.0f} s")
             finally:
-                tar.kill()
-                tar.wait()
+                kill_group(tar)
                 log_path.unlink()
-            if code != 0:
+            if tar.returncode != 0:
                 log.seek(0)
-                said = log.read(2000).decode(errors="replace").strip()
+                words = log.read(2000).decode(errors="replace").strip()
                 # On a full disk tar's own words may find no room either.
-                full = says_full(said) or not _has_room(directory)
-                raise _failure(image, f"tar could not unpack it: {said or 'no room even to say why'}", full=full)
+                full = says_full(words) or not _has_room(directory)
+                raise _failure(image, f"tar could not unpack it: {words or 'no room even to say why'}", full=full)
 
-    def _feed(self, image: Image, tar: subprocess.Popen[bytes], deadline: float) -> None:
+    def _feed(self, image: Image, tar: "subprocess.Popen[bytes]", deadline: float) -> None:
+        """Write the engine's export to tar until either ends."""
         stdin = tar.stdin
         if stdin is None:
             raise _failure(image, "tar has no stdin")

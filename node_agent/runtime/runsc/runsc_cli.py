@@ -1,17 +1,17 @@
 """The runsc program: every call of it, each with a timeout."""
 
-import json
 import os
 import re
-import signal
 import subprocess
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
-from node_agent.host.process import CommandError, readable, run
+from node_agent.host.process import CommandError, ended_within, run, start
+from node_agent.runtime.base import Stream
+from node_agent.runtime.locks import StartAttempt
+from node_agent.runtime.runsc.paths import SandboxPaths
 
 START_TIMEOUT: Final = 60.0
 CALL_TIMEOUT: Final = 15.0
@@ -36,18 +36,20 @@ _FLAGS: Final = (
 
 @dataclass(frozen=True)
 class Runsc:
-    """runsc with one state directory.
+    """runsc with one state directory, and how it has to be used on this host.
 
     Attributes:
         state: its ``--root``.
         hide_sysctl: whether starts need the mount namespace described above.
+        socket: whether sandboxes can be asked over their control socket; else the command line takes its place.
     """
 
     state: Path
     hide_sysctl: bool = False
+    socket: bool = False
 
     def version(self) -> str:
-        """The release, e.g. ``20240729.0``.
+        """Return the release, e.g. ``20240729.0``.
 
         Raises:
             CommandError: it is not installed or does not run.
@@ -56,92 +58,84 @@ class Runsc:
         match = re.search(r"version\s+(?:release-|0\.0~)?(\S+)", text)
         return match[1] if match else text.strip()
 
-    def start(self, sandbox_id: str, bundle: Path, stdio: "Stdio", network: bool, guard: "Guard") -> None:
-        """``runsc run -detach``: returns once the first process runs.
+    def start(self, sandbox: SandboxPaths, network: bool, attempt: StartAttempt) -> None:
+        """Start the sandbox's bundle; returns once the first process runs.
 
         Raises:
-            CommandError: it did not start; what runsc said is in ``stdio.stderr`` and its log.
+            CommandError: it did not start; ``output`` is what runsc wrote about it.
+            RuntimeFailure: ``CONFLICT`` when a delete cut the attempt short.
         """
-        arguments = ["run", "-detach", f"--bundle={bundle}", f"--pid-file={bundle / 'pid'}", sandbox_id]
-        self._launch(arguments, stdio, network, guard)
+        self._launch(["run", "-detach"], sandbox, network, attempt)
 
-    def restore(
-        self, sandbox_id: str, bundle: Path, image: Path, stdio: "Stdio", network: bool, guard: "Guard"
-    ) -> None:
-        """``runsc restore -detach`` from a checkpoint in ``image``.
-
-        Raises:
-            CommandError: it did not start.
-        """
-        arguments = ["restore", "-detach", f"--bundle={bundle}", f"--image-path={image}"]
-        self._launch([*arguments, f"--pid-file={bundle / 'pid'}", sandbox_id], stdio, network, guard)
+    def restore(self, sandbox: SandboxPaths, network: bool, attempt: StartAttempt) -> None:
+        """Start the sandbox from its checkpoint, as `start` does from its bundle."""
+        self._launch(["restore", "-detach", f"--image-path={sandbox.checkpoint}"], sandbox, network, attempt)
 
     def checkpoint(self, sandbox_id: str, image: Path, network: bool, timeout: float) -> None:
-        """Writes the sandbox to ``image`` and ends it.
+        """Write the sandbox to the directory ``image`` and end it, within ``timeout`` seconds.
 
         Raises:
             CommandError: it could not be written.
         """
         run([*self._command(network), "checkpoint", f"--image-path={image}", sandbox_id], timeout=timeout)
 
-    def call(self, action: str, sandbox_id: str) -> None:
-        """``pause`` or ``resume`` by the command line.
+    def pause(self, sandbox_id: str) -> None:
+        """Freeze the sandbox's processes.
 
         Raises:
             CommandError: runsc refused.
         """
-        run([*self._command(network=False), action, sandbox_id], timeout=CALL_TIMEOUT)
+        run([*self._command(network=False), "pause", sandbox_id], timeout=CALL_TIMEOUT)
 
-    def status(self, sandbox_id: str) -> str | None:
-        """What ``runsc state`` says; ``None`` when runsc does not know the sandbox.
+    def resume(self, sandbox_id: str) -> None:
+        """Take `pause` back.
 
         Raises:
-            CommandError: runsc hangs.
+            CommandError: runsc refused.
         """
-        try:
-            answer = json.loads(run([*self._command(network=False), "state", sandbox_id], timeout=CALL_TIMEOUT))
-        except CommandError as error:
-            if error.code is None:
-                raise
-            return None
-        status: str = answer["status"]
-        return status
+        run([*self._command(network=False), "resume", sandbox_id], timeout=CALL_TIMEOUT)
 
     def exec_command(self, sandbox_id: str, options: Sequence[str], argv: Sequence[str]) -> list[str]:
-        """The command line of an exec."""
+        """Return the command line of an exec."""
         return [*self._command(network=False), "exec", *options, sandbox_id, *argv]
 
     def _command(self, network: bool) -> list[str]:
         return ["runsc", f"--root={self.state}", *_FLAGS, f"--network={'sandbox' if network else 'none'}"]
 
-    def _launch(self, arguments: Sequence[str], stdio: "Stdio", network: bool, guard: "Guard") -> None:
-        command = [*self._command(network), f"--log={stdio.engine_log}", *arguments]
-        if network and self.hide_sysctl:
-            command = [*_HIDE_SYSCTL, _HIDE_SCRIPT, "sh", *command]
-        command = [*_DIE_WITH_US, *command]
+    def _launch(self, action: Sequence[str], sandbox: SandboxPaths, network: bool, attempt: StartAttempt) -> None:
+        hide = [*_HIDE_SYSCTL, _HIDE_SCRIPT, "sh"] if network and self.hide_sysctl else []
+        command = [*_DIE_WITH_US, *hide, *self._command(network), f"--log={sandbox.engine_log}", *action]
+        command += [f"--bundle={sandbox.bundle}", f"--pid-file={sandbox.pid_file}", sandbox.sandbox_id]
+        attempt.check()
+        self.state.mkdir(mode=0o700, exist_ok=True)
         # The sandbox keeps these descriptors for its whole life: files, never a pipe of ours.
-        with stdio.stdout.open("ab") as out, stdio.stderr.open("ab") as err:
-            code = guard.run(command, out, err, START_TIMEOUT)
-        if code != 0:
-            said = stdio.said()
-            raise CommandError(["runsc"], f"{arguments[0]} failed with exit code {code}", output=said, code=code)
+        with sandbox.log(Stream.STDOUT).open("ab") as out, sandbox.log(Stream.STDERR).open("ab") as err:
+            process = start(command, stdin=subprocess.DEVNULL, stdout=out.fileno(), stderr=err.fileno())
+        try:
+            with attempt.interruptible(lambda: _end(process, sandbox)):
+                ended_within(process, START_TIMEOUT)
+        finally:
+            if process.returncode is None:
+                _end(process, sandbox)
+                process.wait()
+        if process.returncode != 0:
+            problem = f"{action[0]} failed with exit code {process.returncode}"
+            raise CommandError(["runsc"], problem, output=_last_words(sandbox), code=process.returncode)
 
 
-@dataclass(frozen=True)
-class Stdio:
-    """Files that the first process writes to, and runsc's own log of the start."""
+def _end(process: "subprocess.Popen[bytes]", sandbox: SandboxPaths) -> None:
+    """End a start in flight and what it made already."""
+    process.kill()
+    sandbox.cgroup.kill()
 
-    stdout: Path
-    stderr: Path
-    engine_log: Path
 
-    def said(self) -> str:
-        """runsc's own last words on a failed start, without its prefixes."""
-        for path in (self.stderr, self.engine_log):
-            lines = [line for line in _tail(path).splitlines() if line.strip()]
-            if lines:
-                return re.sub(r"^(running container|starting \w+|creating \w+|cannot \w+ \w+): ", "", lines[-1])
-        return ""
+def _last_words(sandbox: SandboxPaths) -> str:
+    """Return what runsc itself wrote last about a failed start, without its prefixes."""
+    for path in (sandbox.log(Stream.STDERR), sandbox.engine_log):
+        lines = [line for line in _tail(path).splitlines() if line.strip()]
+        if lines:
+            return re.sub(r"^(running container|starting \w+|creating \w+|cannot \w+ \w+): ", "", lines[-1])
+    return ""
 
 
 def _tail(path: Path, limit: int = 4096) -> str:
@@ -151,58 +145,3 @@ def _tail(path: Path, limit: int = 4096) -> str:
             return file.read(limit).decode(errors="replace")
     except FileNotFoundError:
         return ""
-
-
-class Guard:
-    """Runs a start that another thread may cut short.
-
-    Args:
-        on_cancel: called when a start is cut short; ends what the start already made.
-    """
-
-    def __init__(self, on_cancel: Callable[[], object]) -> None:
-        self._on_cancel = on_cancel
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._cancelled = False
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    def run(self, command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes], timeout: float) -> int:
-        """The command's exit code; negative when it was cut short or took too long."""
-        with self._lock:
-            if self._cancelled:
-                return -signal.SIGKILL
-            try:
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
-                )
-            except FileNotFoundError as error:
-                raise CommandError(command, "is not installed on this host") from error
-        try:
-            # Popen.wait with a timeout sleeps between its looks, up to 50 ms; a handle tells at once.
-            handle = os.pidfd_open(self._process.pid)
-            try:
-                ended = readable(handle, timeout)
-            finally:
-                os.close(handle)
-            if not ended:
-                self._end()
-            return self._process.wait()
-        finally:
-            with self._lock:
-                self._process = None
-
-    def cancel(self) -> None:
-        """Ends the start in flight and every later one."""
-        with self._lock:
-            self._cancelled = True
-            if self._process is not None:
-                self._end()
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-        self._on_cancel()

@@ -1,23 +1,21 @@
 """gVisor run directly: OCI bundles, the control socket, and bounded volumes."""
 
+import contextlib
 import logging
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
 import docker
 
-from gateway.wire.errors import CODE_RULES, ErrorCode
+from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
-from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import programs
-from node_agent.host.disk import out_of_space
+from node_agent.host import cgroup, mounts, programs
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
 from node_agent.host.process import CommandError
@@ -34,23 +32,25 @@ from node_agent.runtime.base import (
     SandboxRuntime,
     Stream,
     UsageNow,
+    deleted,
+    not_running,
 )
-from node_agent.runtime.runsc import create, pause, probe, sweep
+from node_agent.runtime.incarnation import Incarnations
+from node_agent.runtime.locks import SandboxLock, SandboxLocks
+from node_agent.runtime.record import RecordStore, RunscPart, RunscRecord
+from node_agent.runtime.runsc import pause, probe
 from node_agent.runtime.runsc.control import ControlError, ControlLostError
-from node_agent.runtime.runsc.create import Host, Running
-from node_agent.runtime.runsc.exec import not_running, start_exec
-from node_agent.runtime.runsc.fd_store import Keeping
-from node_agent.runtime.runsc.locks import Slot, Slots
-from node_agent.runtime.runsc.paths import Layout, Places
-from node_agent.runtime.runsc.probe import Outcome
-from node_agent.runtime.runsc.record import Record
+from node_agent.runtime.runsc.create import RunscSteps
+from node_agent.runtime.runsc.exec import start_exec
+from node_agent.runtime.runsc.exit_watch import SandboxWatch
+from node_agent.runtime.runsc.fd_store import FdStore
+from node_agent.runtime.runsc.paths import RunscPaths, SandboxPaths
+from node_agent.runtime.runsc.probe import ProbedRunsc
 from node_agent.runtime.runsc.rootfs import RootFileSystems
-from node_agent.runtime.runsc.runsc_cli import Guard
-from node_agent.runtime.runsc.supervisor import Supervisor
+from node_agent.runtime.runsc.runsc_cli import Runsc
 
 log = logging.getLogger(__name__)
 
-_DELETE_TIMEOUT: Final = 90.0  # above the longest step of a create that was told to end
 _ENGINE_TIMEOUT: Final = 60  # seconds for one answer of the Docker engine
 _USING: Final = (EngineState.RUNNING, EngineState.PAUSED, EngineState.CHECKPOINTED)
 
@@ -77,43 +77,46 @@ class RunscRuntime(SandboxRuntime):
         resolvers: Sequence[str] = DEFAULT_RESOLVERS,
         pool: str = DEFAULT_POOL,
     ) -> None:
-        self._layout = Layout(root, tag)
+        self._node = RunscPaths(root, tag)
         self._images = Images(lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT))
-        self._roots = RootFileSystems(self._layout.images, self._images, tag)
-        self._volumes = Volumes(self._layout.templates)
+        self._roots = RootFileSystems(self._node.images, self._images, tag)
         self._networks = Networks(tag, pool)
-        self._resolvers = tuple(resolvers)
-        self._keeping = Keeping(tag)
-        self._supervisor = Supervisor(self._networks, self._keeping)
-        self._slots = Slots()
+        self._fd_store = FdStore(tag)
+        self._records = RecordStore(self._node.sandboxes, RunscPart)
+        self._locks = SandboxLocks()
+        self._watch = SandboxWatch(self._records, self._locks, self._networks, self._fd_store)
+        self._steps = RunscSteps(
+            node=self._node,
+            probed=lambda: self._runsc,
+            images=self._images,
+            roots=self._roots,
+            volumes=Volumes(self._node.templates),
+            networks=self._networks,
+            resolvers=tuple(resolvers),
+            records=self._records,
+            watch=self._watch,
+        )
+        self._incarnations = Incarnations(self._records, self._locks, self._steps)
         self._probing = threading.Lock()
-        self._probed: Outcome | None = None
+        self._probed: ProbedRunsc | None = None
 
     # -- the engine ------------------------------------------------------------------------------------------------
 
     def probe(self) -> RuntimeFacts:
-        return self._outcome().facts
+        return self._engine().facts
 
-    def _outcome(self) -> Outcome:
-        """The probe's findings; the first call makes it."""
+    def _engine(self) -> ProbedRunsc:
+        """Return the probe's findings; the first call makes it."""
         with self._probing:
             if self._probed is None:
-                self._probed = probe.probe(self._layout)
+                self._probed = probe.probe(self._node)
                 for note in self._probed.facts.notes:
                     log.info("runsc: %s", note)
             return self._probed
 
     @property
-    def _engine(self) -> pause.Engine:
-        return self._outcome().engine
-
-    def _host(self) -> Host:
-        try:
-            provided = programs.provide(self._layout.tools)
-        except (CommandError, OSError) as error:
-            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
-            raise RuntimeFailure(code, f"programs for the sandboxes: {error}") from error
-        return create.Host(self._volumes, self._networks, provided, self._resolvers)
+    def _runsc(self) -> Runsc:
+        return self._engine().runsc
 
     def images(self) -> list[str]:
         return self._images.local()
@@ -121,229 +124,107 @@ class RunscRuntime(SandboxRuntime):
     def busybox(self, sandbox_id: str) -> str:
         return programs.BUSYBOX_INSIDE
 
-    # -- create and delete -----------------------------------------------------------------------------------------
+    # -- incarnations ----------------------------------------------------------------------------------------------
 
     def create(self, order: Order) -> Found:
-        slot, places = self._both(order.sandbox_id)
-        ticket = slot.ticket()
-        with slot.lock:
-            present = self._present(places, order)
-        if present is not None:
-            return present.found
-        try:
-            # Minutes may go by here.  Nothing is made yet, so nothing is locked.
-            image = self._images.resolve(order.spec.image)
-            root = self._roots.ensure(image)
-            host, runsc = self._host(), self._engine.runsc
-        except RuntimeFailure as failure:
-            self._end_earlier(slot, places, order, failure)
-            raise
-        with slot.lock:
-            present = self._present(places, order)
-            if present is not None:
-                return present.found
-            with self._starting(slot, places, ticket) as guard:
-                return self._replace(
-                    slot, places, order, lambda: create.bring_up(host, runsc, places, order, image, root, guard)
-                ).found
-
-    def _end_earlier(self, slot: Slot, places: Places, order: Order, failure: RuntimeFailure) -> None:
-        """Its next generation can never start: only the workspace of the one that is there stays."""
-        if CODE_RULES[failure.code].retryable:
-            return
-        with slot.lock:
-            earlier = self._load(places)
-            if earlier is not None and earlier.generation < order.generation:
-                self._supervisor.forget(slot, places)
-                keep = earlier.leaves_workspace
-                create.fail(self._networks, places, earlier, failure, keep=keep)
-        slot.tell()
-
-    def _present(self, places: Places, order: Order) -> Record | None:
-        """The record of an order that was carried out already.
-
-        Raises:
-            RuntimeFailure: ``CONFLICT`` when a newer generation is there.
-        """
-        record = self._load(places)
-        if record is None or record.generation < order.generation:
-            return None
-        if record.generation > order.generation:
-            raise RuntimeFailure(
-                ErrorCode.CONFLICT,
-                f"sandbox {order.sandbox_id} is here in generation {record.generation}; {order.generation} is outdated",
-            )
-        return None if record.state is EngineState.CREATING else record
-
-    @contextmanager
-    def _starting(self, slot: Slot, places: Places, ticket: int) -> Iterator[Guard]:
-        """A start that `delete` cuts short, and that then fails with ``CONFLICT`` whatever it stumbled over."""
-        guard = slot.begin_start(ticket, places.cgroup.kill)
-        if guard is None:
-            raise _overtaken(places.sandbox_id)
-        try:
-            yield guard
-        except RuntimeFailure as failure:
-            if guard.cancelled:
-                raise _overtaken(places.sandbox_id) from failure
-            raise
-        finally:
-            slot.end_start()
-            slot.tell()
-
-    def _replace(self, slot: Slot, places: Places, order: Order, bring_up: Callable[[], Running]) -> Record:
-        """Takes down what is there, then brings up.  After a failure only an earlier workspace is left."""
-        earlier = self._load(places)
-        keep = earlier is not None and earlier.leaves_workspace and places.volume.image.exists()
-        try:
-            self._supervisor.forget(slot, places)
-            if not keep:
-                create.erase(self._networks, places)  # of a delete or a create that a crash cut short
-            else:
-                create.take_down(self._networks, places, earlier)
-            running = bring_up()
-        except RuntimeFailure as failure:
-            create.fail(self._networks, places, Record.of(order), failure, keep=keep)
-            raise
-        self._supervisor.watch(slot, places, running.record, running.pending)
-        return running.record
+        return self._incarnations.create(order)
 
     def delete(self, sandbox_id: str) -> None:
-        slot, places = self._both(sandbox_id)
-        slot.break_start()
-        try:
-            places.doom.touch()
-        except FileNotFoundError:
-            pass  # nothing is here, or nothing yet
-        except OSError as error:
-            # The mark only survives a crash of the agent; on a full disk it is the delete that makes room.
-            log.warning("sandbox %s: its delete could not be marked: %s", sandbox_id, error)
-        # Calls that wait for the sandbox's kernel end with it, and let the lock go.
-        places.kill()
-        if not slot.lock.acquire(timeout=_DELETE_TIMEOUT):
-            raise RuntimeFailure(ErrorCode.BUSY, f"sandbox {sandbox_id} is busy with another call; delete it again")
-        try:
-            self._supervisor.forget(slot, places)
-            create.erase(self._networks, places)
-        finally:
-            slot.lock.release()
-            slot.tell()
-
-    # -- what is there ---------------------------------------------------------------------------------------------
+        self._incarnations.delete(sandbox_id)
 
     def found(self) -> list[Found]:
-        return [record.found for record in map(self._adopted, self._ids()) if record is not None]
+        records = map(self._adopted, self._records.ids())
+        return [self._steps.found(record) for record in records if record is not None]
 
-    def _ids(self) -> list[str]:
-        directory = self._layout.sandboxes
-        return sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
-
-    def _adopted(self, sandbox_id: str) -> Record | None:
-        """The record, after the engine was asked; what runs is watched from here on."""
-        slot, places = self._both(sandbox_id)
-        if not slot.lock.acquire(blocking=False):
-            return self._load(places)  # the call in flight knows better
-        try:
-            record = self._load(places)
-            return None if record is None else self._supervisor.adopt(slot, places, record)
-        finally:
-            slot.lock.release()
+    def _adopted(self, sandbox_id: str) -> RunscRecord | None:
+        """Return the record after the engine was asked; what runs is watched from here on."""
+        with self._locks.of(sandbox_id).held_if_free() as held:
+            record = self._records.load(sandbox_id)
+            if record is None or not held:
+                return record  # the call in flight knows better
+            return self._watch.adopt(self._node.of(sandbox_id), record)
 
     def wait(self, sandbox_id: str) -> Death:
-        slot, places = self._both(sandbox_id)
+        lock = self._locks.of(sandbox_id)
         first = self._adopted(sandbox_id)
-        with slot.changed:
+        with lock.changed:
             while True:
-                record = self._load(places)
+                record = self._records.load(sandbox_id)
                 if first is None or record is None or record.generation != first.generation:
-                    return Death(DeathReason.DELETED, None, "it was deleted", datetime.now(UTC))
+                    return deleted(sandbox_id)
                 if record.death is not None:
                     return record.death
-                slot.changed.wait()
-
-    def sweep(self) -> list[str]:
-        records = [record for record in map(self._load_by_id, self._ids()) if record is not None]
-        owned = {record.sandbox_id: record for record in records}
-        try:
-            return sweep.sweep(self._layout, self._networks, self._roots, self._keeping, owned)
-        except (OSError, CommandError) as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"sweep: {error}") from error
+                lock.changed.wait()
 
     def close(self) -> None:
-        if not self._ids():
+        if not self._records.ids():
             self.sweep()
-        self._supervisor.close()
+        self._watch.close()
 
     # -- freezing --------------------------------------------------------------------------------------------------
 
     def pause(self, sandbox_id: str) -> None:
-        self._freeze(sandbox_id, "pause")
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.PAUSED) as (_, paths, record):
+            pause.pause(self._runsc, self._records, paths, record)
 
     def resume(self, sandbox_id: str) -> None:
-        self._freeze(sandbox_id, "resume")
-
-    def _freeze(self, sandbox_id: str, action: str) -> None:
-        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.PAUSED) as (_, places, record):
-            pause.freeze(self._engine, places, record, action)
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.PAUSED) as (_, paths, record):
+            pause.resume(self._runsc, self._records, paths, record)
 
     def checkpoint(self, sandbox_id: str) -> None:
         if not self.probe().checkpoint:
             return super().checkpoint(sandbox_id)
-        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (slot, places, record):
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (_, paths, record):
             if record.state is EngineState.CHECKPOINTED:
                 return None
-            pause.refuse_live_execs(self._engine, places)
-            self._supervisor.forget(slot, places)
+            pause.refuse_live_execs(self._runsc, paths)
+            self._watch.forget(paths)
             try:
-                pause.checkpoint(self._engine, places, record)
+                pause.checkpoint(self._runsc, self._records, paths, record)
             except RuntimeFailure:
-                self._supervisor.watch(slot, places, record)
+                self._watch.begin(paths, record)
                 raise
         return None
 
     def restore(self, sandbox_id: str) -> None:
-        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (slot, places, record):
+        with self._changing(sandbox_id, EngineState.RUNNING, EngineState.CHECKPOINTED) as (lock, _, record):
             if record.state is EngineState.RUNNING:
                 return
-            with self._starting(slot, places, slot.ticket()) as guard:
-                running = create.restore(self._host(), self._engine.runsc, places, record, guard)
-            self._supervisor.watch(slot, places, running.record, running.pending)
+            with lock.attempt() as attempt:
+                self._steps.restore(record, self._runsc, attempt)
 
-    @contextmanager
-    def _changing(self, sandbox_id: str, *states: EngineState) -> Iterator[tuple[Slot, Places, Record]]:
-        """The sandbox under its lock, in one of these states.
+    @contextlib.contextmanager
+    def _changing(
+        self, sandbox_id: str, *states: EngineState
+    ) -> Iterator[tuple[SandboxLock, SandboxPaths, RunscRecord]]:
+        """Hold the lock of a sandbox that is in one of these states.
 
         Raises:
             RuntimeFailure: ``SANDBOX_NOT_RUNNING`` in any other state.
         """
-        slot, places = self._both(sandbox_id)
-        with slot.lock:
-            record = self._load(places)
+        lock, paths = self._locks.of(sandbox_id), self._node.of(sandbox_id)
+        with lock.changing():
+            record = self._records.load(sandbox_id)
             if record is not None:
-                record = self._supervisor.adopt(slot, places, record)
-            if record is None or record.state not in states:
-                raise not_running(sandbox_id, record)
-            yield slot, places, record
-        slot.tell()
+                record = self._watch.adopt(paths, record)
+            yield lock, paths, _in_one_of(states, sandbox_id, record)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def exec(self, sandbox_id: str, command: ExecCommand) -> ExecProcess:
-        slot, places = self._both(sandbox_id)
-        with slot.lock:  # a pause in between would leave the start for the resume
-            record = self._load(places)
-            if record is None or record.state is not EngineState.RUNNING:
-                raise not_running(sandbox_id, record)
-            return start_exec(self._engine, places, record, command, partial(_awake, slot, places))
+        lock, paths = self._locks.of(sandbox_id), self._node.of(sandbox_id)
+        with lock.held():  # a pause in between would leave the start for the resume
+            record = _in_one_of((EngineState.RUNNING,), sandbox_id, self._records.load(sandbox_id))
+            return start_exec(self._runsc, paths, record, command, partial(_awake, lock, paths))
 
     def logs(self, sandbox_id: str, stream: Stream, offset: int, limit: int) -> LogPiece:
-        slot, places = self._both(sandbox_id)
+        paths = self._node.of(sandbox_id)
         try:
-            with slot.lock:
-                if self._load(places) is None:
-                    raise not_running(sandbox_id, None)
-                places.volume.mount()  # after a reboot of the host it is not
-                file = places.log(stream).open("rb")
+            with self._locks.of(sandbox_id).held():
+                if self._records.load(sandbox_id) is None:
+                    raise not_running(sandbox_id)
+                paths.volume.mount()  # after a reboot of the host it is not
+                file = paths.log(stream).open("rb")
         except OSError as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"logs of sandbox {sandbox_id}: {error}") from error
         with file:
@@ -352,42 +233,76 @@ class RunscRuntime(SandboxRuntime):
             return LogPiece(file.read(limit), size)
 
     def usage(self, sandbox_id: str) -> UsageNow:
-        slot, places = self._both(sandbox_id)
+        lock, paths = self._locks.of(sandbox_id), self._node.of(sandbox_id)
         try:
-            with _awake(slot, places):
-                record = self._load(places)
-                if record is None or record.state not in _USING:
-                    raise not_running(sandbox_id, record)
-                pids = 0 if record.state is EngineState.CHECKPOINTED else places.control.count()
-            used = places.volume.used_mb()
+            with _awake(lock, paths):
+                record = _in_one_of(_USING, sandbox_id, self._records.load(sandbox_id))
+                pids = 0 if record.state is EngineState.CHECKPOINTED else paths.control.count()
+            used = paths.volume.used_mb()
         except (ControlError, ControlLostError, OSError) as error:
             raise RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id}: {error}") from error
-        return UsageNow(places.cgroup.memory_mb(), places.cgroup.cpu_seconds(), used, pids)
+        return UsageNow(paths.cgroup.memory_mb(), paths.cgroup.cpu_seconds(), used, pids)
 
-    # -- records ---------------------------------------------------------------------------------------------------
+    # -- the sweep -------------------------------------------------------------------------------------------------
 
-    def _both(self, sandbox_id: str) -> tuple[Slot, Places]:
-        return self._slots.of(sandbox_id), self._layout.places(sandbox_id)
-
-    def _load_by_id(self, sandbox_id: str) -> Record | None:
-        return self._load(self._layout.places(sandbox_id))
-
-    def _load(self, places: Places) -> Record | None:
-        """What is recorded; ``None`` also for a sandbox whose delete has begun."""
+    def sweep(self) -> list[str]:
+        owned = {record.sandbox_id: record for record in self._records.all()}
         try:
-            return None if places.doom.exists() else Record.load(places.directory)
-        except ValueError:
-            # It cannot be known what it was; the sweep removes it.
-            log.exception("the record of sandbox %s is damaged", places.sandbox_id)
-            return None
+            return self._sweep(owned)
+        except (OSError, CommandError) as error:
+            raise RuntimeFailure(ErrorCode.INTERNAL, f"sweep: {error}") from error
+
+    def _sweep(self, owned: Mapping[str, RunscRecord]) -> list[str]:
+        gone: list[str] = []
+        for sandbox_id in sorted({*self._records.ids(), *cgroup.names(self._node.tag)} - set(owned)):
+            self._fd_store.drop(sandbox_id)
+            gone += _remove_orphan(self._node.of(sandbox_id))
+        gone += [f"loop device {name}" for name in mounts.detach_loop_devices(self._node.sandboxes, keep=owned)]
+        gone += self._networks.sweep({record.part.net.namespace for record in owned.values() if record.part.net})
+        gone += self._roots.sweep()
+        for path in sorted(self._node.templates.glob("*.partial")):
+            path.unlink()
+            gone.append(f"file {path}")
+        return gone if owned else gone + _remove_shared(self._node)
 
 
-@contextmanager
-def _awake(slot: Slot, places: Places) -> Iterator[None]:
-    """Around a question to the kernel of a sandbox that may be paused; no pause or resume comes in between."""
-    with slot.lock, pause.awake(places):
+def _in_one_of(states: Sequence[EngineState], sandbox_id: str, record: RunscRecord | None) -> RunscRecord:
+    """Return the record of a sandbox that is in one of these states.
+
+    Raises:
+        RuntimeFailure: ``SANDBOX_NOT_RUNNING`` in any other state.
+    """
+    if record is None:
+        raise not_running(sandbox_id)
+    if record.state not in states:
+        raise not_running(sandbox_id, record.state, record.death)
+    return record
+
+
+@contextlib.contextmanager
+def _awake(lock: SandboxLock, paths: SandboxPaths) -> Iterator[None]:
+    """Surround a question to the kernel of a sandbox that may be paused; no pause or resume comes in between."""
+    with lock.held(), pause.awake(paths):
         yield
 
 
-def _overtaken(sandbox_id: str) -> RuntimeFailure:
-    return RuntimeFailure(ErrorCode.CONFLICT, f"sandbox {sandbox_id} was deleted while it was started")
+def _remove_orphan(paths: SandboxPaths) -> list[str]:
+    """Remove what no record owns, and return a sentence for each thing."""
+    gone = [f"process {pid} of sandbox {paths.sandbox_id}" for pid in sorted(paths.cgroup.pids())]
+    paths.kill()
+    gone += [f"mount {point}" for point in mounts.unmount_below(paths.directory)]
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(paths.directory)
+        gone.append(f"directory {paths.directory}")
+    return gone or [f"control group {paths.cgroup.path}"]
+
+
+def _remove_shared(node: RunscPaths) -> list[str]:
+    """Remove what all sandboxes share, once the last is gone, and return a sentence for each thing."""
+    gone = [f"control group /{cgroup.parent_name(node.tag)}"] if cgroup.remove_parent(node.tag) else []
+    if programs.release(node.tools):
+        gone.append(f"mount of the programs in {node.tools}")
+    if node.run.is_dir():
+        shutil.rmtree(node.run)
+        gone.append(f"directory {node.run}")
+    return gone

@@ -49,10 +49,10 @@ def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: Test
 
     def open_runtime() -> SandboxRuntime:
         if name == "runsc":
-            from node_agent.runtime.runsc import RunscRuntime
+            from node_agent.runtime.runsc.runtime import RunscRuntime
 
             return RunscRuntime(root, tag=tag, base_url=docker_daemon.url)
-        from node_agent.runtime.docker_engine import DockerRuntime
+        from node_agent.runtime.docker_engine.runtime import DockerRuntime
 
         return DockerRuntime(root, tag=tag, base_url=docker_daemon.url)
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from node_agent.errors import RuntimeFailure
-from node_agent.runtime.runsc import RunscRuntime
+from node_agent.runtime.runsc.runtime import RunscRuntime
 from tests.contract.runtime.lab import Lab
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon

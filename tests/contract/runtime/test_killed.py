@@ -80,11 +80,11 @@ def test_process_of_the_engine_that_is_killed_while_the_sandbox_starts(lab: Lab,
 
 
 @runsc_only
-def test_keeper_that_is_killed_costs_no_exit_code_while_the_agent_runs(lab: Lab) -> None:
+def test_killed_fd_store_costs_no_exit_code_while_the_agent_runs(lab: Lab) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit 7"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and f"sandbox-{lab.tag}-keeper" in _command(entry):
+            if entry.name.isdigit() and f"sandbox-{lab.tag}-fd-store" in _command(entry):
                 os.kill(int(entry.name), signal.SIGKILL)
         box.go()
 

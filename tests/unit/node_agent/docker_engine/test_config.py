@@ -13,7 +13,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host.accounts import Account
 from node_agent.host.images import Image
 from node_agent.runtime.base import Order
-from node_agent.runtime.docker_engine import container_config, gpus
+from node_agent.runtime.docker_engine import container_config, probe
 from tests.unit.node_agent.docker_engine.fake_daemon import http_daemon
 
 IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
@@ -117,9 +117,9 @@ def test_no_gpus_no_request() -> None:
 def test_more_gpus_than_there_are_is_refused() -> None:
     spec = SandboxSpec.model_validate({"id": "one", "image": "i", "gpus": 2})
 
-    gpus.check(spec, 2)
+    probe.check(spec, 2)
     with pytest.raises(RuntimeFailure) as failure:
-        gpus.check(spec, 0)
+        probe.check(spec, 0)
 
     assert failure.value.code is ErrorCode.CAPACITY
     assert "gpus=2" in failure.value.message
@@ -133,11 +133,11 @@ def test_a_host_has_the_gpus_of_its_driver_where_docker_can_pass_them_on(
         (proc / f"driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
     toolkit.mkdir()
     monkeypatch.setenv("PATH", str(toolkit))
-    assert gpus.count(proc) == 0
+    assert probe.count(proc) == 0
     hook = toolkit / "nvidia-container-runtime-hook"
     hook.touch(0o755)
-    assert gpus.count(proc) == 2
-    assert gpus.count(tmp_path / "no driver") == 0
+    assert probe.count(proc) == 2
+    assert probe.count(tmp_path / "no driver") == 0
 
 
 def test_gpus_reach_the_daemon(tmp_path: Path) -> None:

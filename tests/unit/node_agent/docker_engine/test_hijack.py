@@ -13,7 +13,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import Stream
-from node_agent.runtime.docker_engine.stream import Hijacked, Refused
+from node_agent.runtime.docker_engine.client import Hijacked, Refused
 from tests.unit.node_agent.docker_engine.fake_daemon import UPGRADED, daemon, frame
 
 

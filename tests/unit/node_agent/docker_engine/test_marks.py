@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node_agent.runtime.docker_engine.marks import ENDED, STARTED, Mark, Scanner, new_prefix
+from node_agent.runtime.docker_engine.scripts import ENDED, STARTED, Mark, Scanner, new_prefix
 
 PREFIX = "0123456789abcdef"
 

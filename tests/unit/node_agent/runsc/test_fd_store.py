@@ -1,4 +1,4 @@
-"""Descriptors that outlive who had them, over a real keeper."""
+"""Descriptors that outlive who had them, over a real FD store."""
 
 import os
 import secrets
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.runtime.runsc.fd_store import Keeping
+from node_agent.runtime.runsc.fd_store import FdStore
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="writes below /run")
 
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="writes below /run")
 def tag() -> Iterator[str]:
     made = secrets.token_hex(4)
     yield made
-    assert keepers(made) == []
+    assert servers(made) == []
     assert not socket_of(made).exists()
 
 
 def socket_of(tag: str) -> Path:
-    return Path(f"/run/sandbox-{tag}-keeper")
+    return Path(f"/run/sandbox-{tag}-fd-store")
 
 
-def keepers(tag: str) -> list[int]:
-    """Keepers of that tag that run."""
+def servers(tag: str) -> list[int]:
+    """Return the store processes of that tag that run."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -37,22 +37,22 @@ def keepers(tag: str) -> list[int]:
     return found
 
 
-def kept_pipe(keeping: Keeping, name: str) -> int:
-    """Keeps the readable end of a pipe, and gives away the other."""
+def kept_pipe(store: FdStore, name: str) -> int:
+    """Keep the readable end of a pipe, and return the other."""
     reading, writing = os.pipe()
-    keeping.keep(name, reading)
+    store.keep(name, reading)
     os.close(reading)
     return writing
 
 
 def test_what_arrives_while_nobody_is_there_is_read_by_the_next(tag: str) -> None:
-    first = Keeping(tag)
+    first = FdStore(tag)
     writing = kept_pipe(first, "one")
     first.close()
     os.write(writing, b"7")
     os.close(writing)
 
-    second = Keeping(tag)
+    second = FdStore(tag)
     descriptor = second.take("one")
     assert descriptor is not None
     assert os.read(descriptor, 10) == b"7"
@@ -64,29 +64,29 @@ def test_what_arrives_while_nobody_is_there_is_read_by_the_next(tag: str) -> Non
 
 
 def test_nothing_is_started_to_ask_for_nothing(tag: str) -> None:
-    keeping = Keeping(tag)
-    assert keeping.take("one") is None
-    keeping.drop("one")
-    assert keepers(tag) == []
-    keeping.close()
+    store = FdStore(tag)
+    assert store.take("one") is None
+    store.drop("one")
+    assert servers(tag) == []
+    store.close()
 
 
 def test_a_later_descriptor_takes_the_place_of_the_first(tag: str) -> None:
-    keeping = Keeping(tag)
-    os.close(kept_pipe(keeping, "one"))
-    writing = kept_pipe(keeping, "one")
+    store = FdStore(tag)
+    os.close(kept_pipe(store, "one"))
+    writing = kept_pipe(store, "one")
     os.write(writing, b"new")
-    descriptor = keeping.take("one")
+    descriptor = store.take("one")
     assert descriptor is not None
     assert os.read(descriptor, 10) == b"new"
     for left in (writing, descriptor):
         os.close(left)
-    keeping.drop("one")
-    keeping.close()
+    store.drop("one")
+    store.close()
 
 
 def test_it_stays_while_another_agent_is_connected(tag: str) -> None:
-    first, second = Keeping(tag), Keeping(tag)
+    first, second = FdStore(tag), FdStore(tag)
     os.close(kept_pipe(first, "one"))
     descriptor = second.take("one")
     assert descriptor is not None
@@ -99,42 +99,42 @@ def test_it_stays_while_another_agent_is_connected(tag: str) -> None:
     first.reap()
 
 
-def kill_keeper(tag: str) -> int:
-    """Returns its pid once it is dead; nobody has reaped it."""
-    (pid,) = keepers(tag)
+def kill_server(tag: str) -> int:
+    """Return its pid once it is dead; nobody has reaped it."""
+    (pid,) = servers(tag)
     os.kill(pid, 9)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return pid
 
 
-def kept(keeping: Keeping, name: str) -> None:
-    """Keeps something, and returns once the keeper has it."""
-    os.close(kept_pipe(keeping, name))
-    descriptor = keeping.take(name)
+def kept(store: FdStore, name: str) -> None:
+    """Keep something, and wait until the store has it."""
+    os.close(kept_pipe(store, name))
+    descriptor = store.take(name)
     assert descriptor is not None
     os.close(descriptor)
 
 
-def test_a_keeper_that_was_killed_is_replaced(tag: str) -> None:
-    keeping = Keeping(tag)
-    kept(keeping, "one")
-    killed = kill_keeper(tag)
+def test_a_killed_store_is_replaced(tag: str) -> None:
+    store = FdStore(tag)
+    kept(store, "one")
+    killed = kill_server(tag)
 
-    assert keeping.take("one") is None
-    kept(keeping, "two")
+    assert store.take("one") is None
+    kept(store, "two")
     assert not Path(f"/proc/{killed}").exists(), "it was reaped"
-    keeping.drop("two")
-    keeping.close()
+    store.drop("two")
+    store.close()
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_killed_keepers_socket_does_not_stay(tag: str, noticed: bool) -> None:
-    keeping = Keeping(tag)
-    kept(keeping, "one")
-    killed = kill_keeper(tag)
+def test_socket_of_a_killed_store_does_not_stay(tag: str, noticed: bool) -> None:
+    store = FdStore(tag)
+    kept(store, "one")
+    killed = kill_server(tag)
     if noticed:
-        assert keeping.take("one") is None
+        assert store.take("one") is None
     assert socket_of(tag).exists()
 
-    keeping.close()
+    store.close()
     os.waitpid(killed, 0)

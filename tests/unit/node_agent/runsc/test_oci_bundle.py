@@ -1,4 +1,4 @@
-"""What goes into an OCI bundle."""
+"""What goes into an OCI bundle, and whether its first process can start."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from gateway.wire.sandboxes import SandboxSpec, Security
 from node_agent.host.accounts import Account
 from node_agent.host.images import Image
 from node_agent.runtime.runsc import oci_bundle
+from node_agent.runtime.runsc.oci_bundle import FirstProcess, GuestFiles
 
 USER = Account(1000, 1000)
 ROOT = Account(0, 0, (), "root", "/root")
@@ -24,7 +25,7 @@ def image(**fields: Any) -> Image:
 
 
 def config(asked: SandboxSpec, account: Account = USER, *, init: bool = False) -> dict[str, Any]:
-    host = oci_bundle.Host(Path("/r"), Path("/w"), Path("/t"), init, "/sandbox-t/a", Path("/run/netns/n"))
+    host = oci_bundle.BundleHost(Path("/r"), Path("/w"), Path("/t"), init, "/sandbox-t/a", Path("/run/netns/n"))
     return oci_bundle.config(asked, oci_bundle.first_process(asked, image(), account), host)
 
 
@@ -95,7 +96,7 @@ def test_capability_bits_are_the_kernels_numbers() -> None:
 
 
 def test_unknown_capability_is_named() -> None:
-    with pytest.raises(oci_bundle.UnknownCapabilityError, match="FLY"):
+    with pytest.raises(oci_bundle.UnstartableError, match="FLY"):
         oci_bundle.capabilities(Security(cap_add=["CAP_FLY"]))
 
 
@@ -141,3 +142,63 @@ def test_init_is_put_before_the_first_process() -> None:
     made = config(spec(command=["serve", "-x"]), init=True)
 
     assert made["process"]["args"] == ["/.sandbox/init", "--", "serve", "-x"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> GuestFiles:
+    root, workspace = tmp_path / "root", tmp_path / "workspace"
+    for directory in (root / "bin", root / "app", workspace / "sub"):
+        directory.mkdir(parents=True)
+    for path, mode in (("bin/tool", 0o755), ("bin/secret", 0o700), ("app/run", 0o755), ("app/text", 0o644)):
+        (root / path).write_text("")
+        (root / path).chmod(mode)
+    (root / "sbin").symlink_to("/bin")
+    (root / "escape").symlink_to("/../../../../../etc")
+    (workspace / "mine").write_text("")
+    (workspace / "mine").chmod(0o755)
+    return GuestFiles(root, workspace, "/workspace")
+
+
+def process(name: str, working_dir: str = "/", uid: int = 1000) -> FirstProcess:
+    return FirstProcess((name,), {"PATH": "/nowhere:/bin"}, working_dir, Account(uid, uid))
+
+
+@pytest.mark.parametrize(
+    ("name", "working_dir"),
+    [
+        ("tool", "/"),
+        ("/bin/tool", "/app"),
+        ("/sbin/tool", "/"),
+        ("./run", "/app"),
+        ("../app/run", "/bin"),
+        ("/workspace/mine", "/workspace/sub"),
+        ("../mine", "/workspace/sub"),
+        ("tool", "/tmp"),
+        ("tool", "/proc"),
+        ("/.sandbox/busybox", "/workspace"),
+    ],
+)
+def test_what_is_there_can_start(files: GuestFiles, name: str, working_dir: str) -> None:
+    assert files.problem(process(name, working_dir)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "working_dir", "named"),
+    [
+        ("other", "/", "other"),
+        ("/bin/other", "/", "/bin/other"),
+        ("/app/text", "/", "/app/text"),
+        ("/bin/secret", "/", "/bin/secret"),
+        ("/app", "/", "/app"),
+        ("tool", "/not/there", "/not/there"),
+        ("tool", "/app/text", "/app/text"),
+        ("tool", "/tmp/sub", "/tmp/sub"),
+        ("tool", "/escape", "/escape"),
+    ],
+)
+def test_what_is_not_there_is_named(files: GuestFiles, name: str, working_dir: str, named: str) -> None:
+    assert named in str(files.problem(process(name, working_dir)))
+
+
+def test_root_may_run_what_anybody_may(files: GuestFiles) -> None:
+    assert files.problem(process("secret", uid=0)) is None

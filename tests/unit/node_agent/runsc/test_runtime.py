@@ -14,7 +14,7 @@ from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import EngineState, ExecCommand, Exit, Order, Stream
-from node_agent.runtime.runsc import RunscRuntime
+from node_agent.runtime.runsc.runtime import RunscRuntime
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
 from tests.engines.images import TestImages
@@ -65,10 +65,10 @@ def box(bench: Bench) -> Iterator[str]:
 
 
 def test_truncating_open_inside_leaves_the_shared_programs_whole(bench: Bench, box: str) -> None:
-    ended, said = bench.run(box, "echo x >/.sandbox/busybox", user="0")
+    ended, output = bench.run(box, "echo x >/.sandbox/busybox", user="0")
 
     assert ended.code != 0
-    assert b"Read-only" in said
+    assert b"Read-only" in output
     assert bench.run(box, "echo works") == (Exit(0), b"works\n")
 
 
@@ -126,20 +126,20 @@ def test_networked_sandbox_keeps_its_address_over_a_restore(bench: Bench) -> Non
 def test_sandbox_whose_kernel_is_killed_is_dead_and_leaves_its_workspace(bench: Bench) -> None:
     bench.runtime.create(bench.order("killed"))
     bench.run("killed", "echo kept >/workspace/file")
-    bench.runtime._layout.places("killed").cgroup.kill()
+    bench.runtime._node.of("killed").cgroup.kill()
 
     assert bench.runtime.wait("killed").reason is DeathReason.EVICTED
     assert bench.runtime.create(bench.order("killed", generation=2)).state is EngineState.RUNNING
     assert bench.run("killed", "cat /workspace/file") == (Exit(0), b"kept\n")
 
 
-def test_half_made_sandbox_is_told_and_made_again(bench: Bench) -> None:
+def test_half_made_sandbox_is_found_and_made_again(bench: Bench) -> None:
     order = bench.order("half")
     bench.runtime.create(order)
-    places = bench.runtime._layout.places("half")
-    record = bench.runtime._load(places)
+    records = bench.runtime._records
+    record = records.load("half")
     assert record is not None
-    record.but(state=EngineState.CREATING).save(places.directory)  # as a crash during the start leaves it
+    records.save(record.but(state=EngineState.CREATING))  # as a crash during the start leaves it
 
     states = {found.order.sandbox_id: found.state for found in bench.runtime.found()}
 
@@ -149,24 +149,24 @@ def test_half_made_sandbox_is_told_and_made_again(bench: Bench) -> None:
 
 def test_delete_that_a_crash_cut_short_is_finished_by_the_sweep(bench: Bench) -> None:
     bench.runtime.create(bench.order("doomed", network="bridge"))
-    places = bench.runtime._layout.places("doomed")
-    places.doom.touch()
+    paths = bench.runtime._node.of("doomed")
+    bench.runtime._records.mark_deleting("doomed")
 
     assert "doomed" not in {found.order.sandbox_id for found in bench.runtime.found()}
     bench.runtime.sweep()
 
-    assert not places.directory.exists()
-    assert places.cgroup.pids() == set()
+    assert not paths.directory.exists()
+    assert paths.cgroup.pids() == set()
 
 
 @pytest.mark.parametrize(("frozen", "state"), [(True, EngineState.PAUSED), (False, EngineState.RUNNING)])
 def test_pause_that_a_crash_cut_short_is_settled_by_asking(
     bench: Bench, box: str, docker_daemon: Daemon, frozen: bool, state: EngineState
 ) -> None:
-    places = bench.runtime._layout.places(box)
-    places.settling.touch()
+    paths = bench.runtime._node.of(box)
+    paths.settling.touch()
     if frozen:
-        places.control.pause()
+        paths.control.pause()
     restarted = RunscRuntime(bench.root, tag=bench.tag, base_url=docker_daemon.url)
 
     with contextlib.closing(restarted):
@@ -179,10 +179,10 @@ def test_pause_that_a_crash_cut_short_is_settled_by_asking(
 @pytest.fixture
 def command_line(bench: Bench) -> Iterator[Bench]:
     """The runtime as it is where the control socket failed its test."""
-    outcome = bench.runtime._outcome()
-    bench.runtime._probed = dataclasses.replace(outcome, engine=dataclasses.replace(outcome.engine, socket=False))
+    probed = bench.runtime._engine()
+    bench.runtime._probed = dataclasses.replace(probed, runsc=dataclasses.replace(probed.runsc, socket=False))
     yield bench
-    bench.runtime._probed = outcome
+    bench.runtime._probed = probed
 
 
 def test_command_line_takes_the_sockets_place(command_line: Bench, box: str) -> None:
