@@ -28,6 +28,8 @@ NOT_VERBS: Final = frozenset(
         "like more most must never no nobody none not nothing of on one only or other others our same so some such",
         "that the their them there these they this those to two until what whatever when whenever where wherever",
         "whether which who whoever whose why with without you your",
+        "alone around creation digest docker euro gvisor hex home id net output path progress readable room runsc side",
+        "somebody ucloud user utc wall",
     )
     for word in line.split()
 )
@@ -148,7 +150,7 @@ def untyped_results(all_modules: list[Module]) -> list[str]:
 
 def begins_with_a_verb(docstring: str) -> bool:
     """Tell whether a function's docstring begins with a verb in the imperative, as far as a rule can tell."""
-    first = docstring.split()[0].strip("`'\".,:;").lower()
+    first = docstring.split()[0].rstrip(".,:;").lower()
     third_person = first.endswith("s") and not first.endswith("ss")
     return first.isalpha() and first not in NOT_VERBS and not third_person
 

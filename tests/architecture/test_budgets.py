@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers", "sdk/src")
-MODULE_LINES = 400
+MODULE_LINES = 500
 FUNCTION_LINES = 40
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 # A migration lists tables from top to bottom; there is nothing in it to take apart.

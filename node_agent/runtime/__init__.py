@@ -1,0 +1,1 @@
+"""The engines that run sandboxes, behind one port, and what both of them share."""
