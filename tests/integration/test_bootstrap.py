@@ -81,7 +81,7 @@ def test_an_unused_join_token_opens_the_bundle_and_stays_unused(service: Service
     assert service.get("manifest", token).status_code == 200
 
 
-def test_a_token_of_an_older_order_does_not(service: Service) -> None:
+def test_a_token_of_an_older_order_does_not_open_the_bundle(service: Service) -> None:
     old = service.join_token("vm-b", "op-1")
     service.join_token("vm-b", "op-2")
     refused = service.get("install.sh", old)
@@ -204,7 +204,7 @@ def test_a_file_that_was_changed_on_the_way_is_not_installed(service: Service, m
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("no_packages")
-def test_a_machine_becomes_a_node_and_says_how_long_it_took(service: Service, machine: Machine) -> None:
+def test_a_machine_becomes_a_node_and_reports_its_boot_stages(service: Service, machine: Machine) -> None:
     machine.order(service, service.join_token())
     done = machine.bootstrap()
     assert done.returncode == 0, done.stdout + done.stderr

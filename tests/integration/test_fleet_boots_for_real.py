@@ -70,9 +70,9 @@ def test_a_machine_boots_runs_a_command_and_leaves_nothing(
         assert fleet.create("one", image=test_images.busybox, disk_mb=128) == "cpu"
         sandbox = client.attach("one")
         # gVisor tells its own kernel's first lines, whatever the host's are.
-        told = sandbox.exec(["sh", "-c", "echo hello; busybox dmesg | head -n 1"], timeout_seconds=60)
-        assert told.exit_code == 0
-        assert told.stdout.startswith("hello\n") and "Starting gVisor" in told.stdout
+        found = sandbox.exec(["sh", "-c", "echo hello; busybox dmesg | head -n 1"], timeout_seconds=60)
+        assert found.exit_code == 0
+        assert found.stdout.startswith("hello\n") and "Starting gVisor" in found.stdout
         (node,) = fleet.client.nodes()
         assert node.node_url == f"http://{vms.address(node.instance)}:8091"
         assert node.stages is not None

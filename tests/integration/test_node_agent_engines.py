@@ -63,12 +63,12 @@ def box(request: pytest.FixtureRequest, node: NodeUnderTest, place: Place) -> It
 
 
 def test_exec_files_pause_and_usage(node: NodeUnderTest, box: str) -> None:
-    told: Any = node.exec(box, ["sh", "-c", "id -u; echo err >&2; exit 3"]).json()
-    assert [(e["stream"], e["data"]) for e in told["events"] if e["stream"] in {"stdout", "stderr"}] in (
+    body: Any = node.exec(box, ["sh", "-c", "id -u; echo err >&2; exit 3"]).json()
+    assert [(e["stream"], e["data"]) for e in body["events"] if e["stream"] in {"stdout", "stderr"}] in (
         [("stdout", "1000\n"), ("stderr", "err\n")],
         [("stderr", "err\n"), ("stdout", "1000\n")],
     )
-    assert told["session"]["exit_code"] == 3
+    assert body["session"]["exit_code"] == 3
     data = os.urandom(20_000_000)
     files = f"/v1/sandboxes/{box}/files"
     put = node.call("PUT", files, params={"path": "/workspace/a b/new\nline"}, data=data)
@@ -84,32 +84,32 @@ def test_exec_files_pause_and_usage(node: NodeUnderTest, box: str) -> None:
 
 
 def test_a_timeout_keeps_the_output(node: NodeUnderTest, box: str) -> None:
-    told = node.exec(box, ["sh", "-c", "echo before; sleep 60 & sleep 60"], timeout_seconds=1).json()
-    assert (told["session"]["exit_code"], told["session"]["timed_out"]) == (124, True)
-    assert "before\n" in [e["data"] for e in told["events"]]
+    body = node.exec(box, ["sh", "-c", "echo before; sleep 60 & sleep 60"], timeout_seconds=1).json()
+    assert (body["session"]["exit_code"], body["session"]["timed_out"]) == (124, True)
+    assert "before\n" in [e["data"] for e in body["events"]]
 
 
 def test_programs_that_do_not_start(node: NodeUnderTest, box: str) -> None:
     for program, code in (("no-such-program", 127), ("/etc/passwd", 126)):
-        told = node.exec(box, [program]).json()
-        assert (told["session"]["status"], told["session"]["exit_code"]) == ("failed", code), told
+        body = node.exec(box, [program]).json()
+        assert (body["session"]["status"], body["session"]["exit_code"]) == ("failed", code), body
 
 
 def test_stdin_goes_in(node: NodeUnderTest, box: str) -> None:
     session = node.exec(box, ["wc", "-c"], stdin=True, wait=0).json()["session"]["id"]
     node.call("POST", f"/v1/exec/{session}/stdin", json={"data": "x" * 1_000_000, "eof": True})
-    told: Any = {"session": {"status": "running"}}
+    body: Any = {"session": {"status": "running"}}
     events: list[Any] = []
-    while told["session"]["status"] == "running" or told["events"]:
-        told = node.events(session, len(events))
-        events += told["events"]
+    while body["session"]["status"] == "running" or body["events"]:
+        body = node.events(session, len(events))
+        events += body["events"]
     assert "1000000\n" in [e["data"] for e in events]
 
 
 def test_delete_while_an_exec_runs(node: NodeUnderTest, box: str) -> None:
     session = node.exec(box, ["sleep", "60"], wait=0).json()["session"]["id"]
-    told: Any = node.events(session)
-    assert told["events"], told
+    body: Any = node.events(session)
+    assert body["events"], body
     reader: list[Any] = []
     thread = threading.Thread(target=lambda: reader.append(node.events(session, 1)))
     thread.start()
@@ -133,7 +133,7 @@ def test_a_restart_of_the_agent_adopts_real_sandboxes(place: Place, runtime: str
             assert gateway.seen(sandbox_id) == "running"
             assert second.exec(sandbox_id, ["echo", "hi"]).json()["session"]["exit_code"] == 0
             second.exec(sandbox_id, ["touch", "/workspace/end"])
-            gateway.wait_for("the end is told", lambda: gateway.seen(sandbox_id) == "exited", 30.0)
+            gateway.wait_for("the end is reported", lambda: gateway.seen(sandbox_id) == "exited", 30.0)
             item = gateway.heartbeats[-1].inventory[0]
             assert (item.reason, item.exit_code) == (DeathReason.EXITED, 5)
     finally:

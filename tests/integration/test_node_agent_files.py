@@ -43,8 +43,8 @@ def get(node: NodeUnderTest, path: str) -> requests.Response:
 
 def code(answer: requests.Response) -> str:
     assert answer.status_code >= 400, answer.status_code
-    told: str = answer.json()["code"]
-    return told
+    found: str = answer.json()["code"]
+    return found
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def workspace(node: NodeUnderTest, box: str) -> Iterator[Path]:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_goes_up_and_comes_down(node: NodeUnderTest, workspace: Path, name: str) -> None:
     data = os.urandom(1000)
-    told = put(node, name, data)
-    assert told.status_code == 200, told.text
-    assert told.json() == {"ok": True, "sandbox_id": "box", "path": name, "size": 1000}
+    body = put(node, name, data)
+    assert body.status_code == 200, body.text
+    assert body.json() == {"ok": True, "sandbox_id": "box", "path": name, "size": 1000}
     assert (workspace / name).read_bytes() == data
     assert get(node, name).content == data
 
@@ -113,12 +113,12 @@ def test_a_missing_file_is_not_found(node: NodeUnderTest, workspace: Path) -> No
         assert code(get(node, path)) == "file_not_found"
 
 
-def test_what_is_no_regular_file_is_refused(node: NodeUnderTest, workspace: Path) -> None:
+def test_what_is_not_a_regular_file_is_refused(node: NodeUnderTest, workspace: Path) -> None:
     os.mkfifo(workspace / "pipe")
     assert code(get(node, "pipe")) == code(put(node, "pipe", b"x")) == "unsupported"
 
 
-def test_a_full_disk_is_told(node: NodeUnderTest, workspace: Path) -> None:
+def test_a_full_disk_is_an_error_of_its_own(node: NodeUnderTest, workspace: Path) -> None:
     assert code(put(node, "/dev/full/x", b"x")) == "not_a_directory"
     (workspace / "full").mkdir()
     if os.system(f"mount -t tmpfs -o size=64k tmpfs '{workspace}/full' 2>/dev/null") != 0:

@@ -23,9 +23,9 @@ def code(answer: requests.Response) -> tuple[int, str]:
 
 
 def test_a_create_answers_with_the_running_sandbox(node: NodeUnderTest, fresh: str) -> None:
-    told = node.create(fresh).json()["sandbox"]
-    assert (told["state"], told["generation"], told["runtime"]) == ("running", 1, "runsc")
-    assert told["started_at"] is not None
+    body = node.create(fresh).json()["sandbox"]
+    assert (body["state"], body["generation"], body["runtime"]) == ("running", 1, "runsc")
+    assert body["started_at"] is not None
 
 
 def test_the_same_order_sixteen_times_at_once_is_one_create(node: NodeUnderTest, fresh: str) -> None:
@@ -98,7 +98,7 @@ def test_a_new_generation_waits_for_the_delete_of_the_old_one(node: NodeUnderTes
     assert node.exec(fresh, ["true"], generation=2).json()["session"]["exit_code"] == 0
 
 
-def test_delete_is_fine_twice_and_for_what_never_was(node: NodeUnderTest, fresh: str) -> None:
+def test_delete_is_idempotent_also_for_what_never_was(node: NodeUnderTest, fresh: str) -> None:
     node.create(fresh)
     assert node.delete(fresh).status_code == 200
     assert node.delete(fresh).status_code == 200
@@ -132,14 +132,14 @@ def test_a_restart_keeps_the_workspace_and_fences_the_old_generation(node: NodeU
 def test_pause_and_resume_are_idempotent_and_freeze_execs(node: NodeUnderTest, fresh: str) -> None:
     node.create(fresh)
     for order, state in (("pause", "paused"), ("pause", "paused"), ("resume", "running"), ("resume", "running")):
-        told = node.call("POST", f"/v1/sandboxes/{fresh}/{order}?generation=1").json()
-        assert told["sandbox"]["state"] == state
+        body = node.call("POST", f"/v1/sandboxes/{fresh}/{order}?generation=1").json()
+        assert body["sandbox"]["state"] == state
         if state == "paused":
             assert code(node.exec(fresh, ["true"])) == (409, "sandbox_not_running")
     assert node.exec(fresh, ["true"]).json()["session"]["exit_code"] == 0
 
 
-def test_a_failed_create_is_told_again_and_reported_until_it_is_deleted(node: NodeUnderTest, fresh: str) -> None:
+def test_a_failed_create_is_repeated_and_reported_until_it_is_deleted(node: NodeUnderTest, fresh: str) -> None:
     node.runtime.controls.fail_creates.append(
         RuntimeFailure(ErrorCode.IMAGE_ERROR, "there is no such image", reason=DeathReason.IMAGE_ERROR)
     )
@@ -151,13 +151,13 @@ def test_a_failed_create_is_told_again_and_reported_until_it_is_deleted(node: No
     assert node.create(fresh, generation=2).status_code == 200
 
 
-def test_a_create_that_may_work_later_leaves_nothing_in_the_inventory(node: NodeUnderTest, fresh: str) -> None:
+def test_a_create_with_a_retryable_failure_leaves_nothing_in_the_inventory(node: NodeUnderTest, fresh: str) -> None:
     node.runtime.controls.fail_creates.append(RuntimeFailure(ErrorCode.BUSY, "the engine is busy"))
     assert code(node.create(fresh)) == (503, "busy")
     assert node.create(fresh).status_code == 200
 
 
-def test_a_restart_that_may_work_later_leaves_the_running_one_told_counted_and_deletable(
+def test_a_restart_with_a_retryable_failure_leaves_the_running_one_listed_counted_and_deletable(
     node: NodeUnderTest, fresh: str
 ) -> None:
     node.create(fresh)
@@ -170,7 +170,7 @@ def test_a_restart_that_may_work_later_leaves_the_running_one_told_counted_and_d
     assert fresh not in {found.order.sandbox_id for found in node.runtime.found()}
 
 
-def test_a_sandbox_that_ends_while_its_restart_fails_is_told_as_ended(node: NodeUnderTest, fresh: str) -> None:
+def test_a_sandbox_that_ends_while_its_restart_fails_is_reported_as_ended(node: NodeUnderTest, fresh: str) -> None:
     node.create(fresh)
     gate = node.runtime.controls.create_gate = threading.Event()
     node.runtime.controls.creating.clear()
@@ -188,7 +188,7 @@ def test_a_sandbox_that_ends_while_its_restart_fails_is_told_as_ended(node: Node
     assert node.create(fresh, generation=2).json()["sandbox"]["state"] == "running"
 
 
-def test_a_full_node_refuses_and_says_what_is_short(node: NodeUnderTest, fresh: str) -> None:
+def test_a_full_node_refuses_and_names_what_is_short(node: NodeUnderTest, fresh: str) -> None:
     answer = node.create(fresh, memory_mb=9_999_999)
     assert code(answer) == (503, "node_refused")
     assert "memory_mb" in answer.json()["error"]
@@ -210,19 +210,19 @@ def test_the_end_of_the_first_process_is_reported_with_its_code(node: NodeUnderT
 
 def test_logs_are_read_in_pieces(node: NodeUnderTest, fresh: str) -> None:
     node.create(fresh, command=["sh", "-c", "printf 0123456789; exec sleep 60"])
-    told: list[bytes] = []
+    pieces: list[bytes] = []
     offset = 0
-    while len(b"".join(told)) < 10:
+    while len(b"".join(pieces)) < 10:
         piece = node.call("GET", f"/v1/sandboxes/{fresh}/logs", params={"offset": offset, "limit": 4}).json()
-        told.append(base64.b64decode(piece["data"]))
+        pieces.append(base64.b64decode(piece["data"]))
         offset = piece["next_offset"]
-    assert b"".join(told) == b"0123456789"
+    assert b"".join(pieces) == b"0123456789"
 
 
-def test_usage_is_told(node: NodeUnderTest, box: str) -> None:
-    told = node.call("GET", f"/v1/sandboxes/{box}/usage").json()
-    assert set(told) == {"memory_mb", "cpu_seconds", "disk_mb", "pids"}
-    assert told["pids"] >= 1
+def test_usage_is_reported(node: NodeUnderTest, box: str) -> None:
+    body = node.call("GET", f"/v1/sandboxes/{box}/usage").json()
+    assert set(body) == {"memory_mb", "cpu_seconds", "disk_mb", "pids"}
+    assert body["pids"] >= 1
 
 
 def test_an_unknown_sandbox_is_not_found(node: NodeUnderTest) -> None:
@@ -251,10 +251,10 @@ def test_a_bad_order_names_the_field(node: NodeUnderTest, change: dict[str, obje
     order = {"generation": 1, "operation_id": "o", "runtime": "runsc", "spec": {"id": "box", "image": "fake"}}
     answer = node.call("PUT", "/v1/sandboxes/box", json=order | change)
     assert code(answer) == (422, "invalid_request")
-    assert field in [told["field"] for told in answer.json()["fields"]]
+    assert field in [refused["field"] for refused in answer.json()["fields"]]
 
 
-def test_a_body_that_is_no_json_is_refused(node: NodeUnderTest) -> None:
+def test_a_body_that_is_not_json_is_refused(node: NodeUnderTest) -> None:
     assert code(node.call("PUT", "/v1/sandboxes/box", data=b"{")) == (422, "invalid_request")
 
 
@@ -297,12 +297,12 @@ def test_unknown_paths_and_methods_have_the_errors_shape(node: NodeUnderTest) ->
     assert code(node.call("PATCH", "/v1/sandboxes/box")) == (405, "method_not_allowed")
 
 
-def test_the_health_check_tells_who_this_is(node: NodeUnderTest) -> None:
-    told = requests.get(f"{node.url}/healthz", timeout=10).json()
-    assert told == {"ok": True, "node_id": "node-1", "state": "ready"}
+def test_the_health_check_names_the_node(node: NodeUnderTest) -> None:
+    body = requests.get(f"{node.url}/healthz", timeout=10).json()
+    assert body == {"ok": True, "node_id": "node-1", "state": "ready"}
 
 
-def test_a_caller_that_leaves_in_its_body_is_no_failure_of_the_agent(
+def test_a_caller_that_leaves_within_its_body_is_not_a_failure_of_the_agent(
     node: NodeUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, _, port = node.url.removeprefix("http://").partition(":")

@@ -1,4 +1,4 @@
-"""What a new node is told is what cloud-init, systemd and the shell understand."""
+"""What a new node is found is what cloud-init, systemd and the shell understand."""
 
 import subprocess
 from pathlib import Path

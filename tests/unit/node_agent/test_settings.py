@@ -31,7 +31,7 @@ def test_the_environment_wins_over_the_file_and_a_flag_over_both(tmp_path: Path)
         ('host = "0.0.0.0"', "node_url"),
     ],
 )
-def test_a_mistake_is_named(tmp_path: Path, content: str, word: str) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, content: str, word: str) -> None:
     config = tmp_path / "node.toml"
     config.write_text(content)
     environ = {} if "gateway_url" in content else NEEDED

@@ -122,7 +122,7 @@ def test_image_that_cannot_be_pulled_may_be_loaded() -> None:
     ],
 )
 @pytest.mark.parametrize("step", ["inspect_image", "pull"])
-def test_an_engine_that_is_away_says_nothing_about_the_image(
+def test_an_unreachable_engine_is_busy_and_not_an_image_error(
     monkeypatch: pytest.MonkeyPatch, step: str, error: Exception, code: ErrorCode, reason: DeathReason | None
 ) -> None:
     engine = Engine(local=False)

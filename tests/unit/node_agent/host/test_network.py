@@ -94,14 +94,14 @@ def test_remove_twice(networks: Networks) -> None:
     assert not net.path.exists()
 
 
-def test_sweep_takes_what_nobody_owns_and_leaves_the_rest(networks: Networks, tag: str) -> None:
+def test_sweep_removes_orphans_only(networks: Networks, tag: str) -> None:
     kept, orphan = networks.create(), networks.create()
 
-    told = networks.sweep({kept.namespace})
+    found = networks.sweep({kept.namespace})
 
     assert kept.path.exists()
     assert not orphan.path.exists()
-    assert any(orphan.namespace in sentence for sentence in told)
+    assert any(orphan.namespace in sentence for sentence in found)
     assert _tables(tag)
 
 

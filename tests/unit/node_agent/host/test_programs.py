@@ -35,7 +35,7 @@ def test_programs_cannot_be_truncated_even_by_the_host(directory: Path) -> None:
 
 
 @pytest.mark.engine
-def test_release_says_whether_there_was_a_mount(directory: Path) -> None:
+def test_release_returns_whether_there_was_a_mount(directory: Path) -> None:
     programs.provide(directory)
 
     assert programs.release(directory)
@@ -59,7 +59,7 @@ def test_program_with_a_dynamic_linker_is_not_static() -> None:
     assert not programs.is_static(Path(sys.executable).resolve())
 
 
-def test_file_that_is_no_program_is_not_static(tmp_path: Path) -> None:
+def test_a_script_is_not_a_static_program(tmp_path: Path) -> None:
     (tmp_path / "script").write_text("#!/bin/sh\n")
 
     assert not programs.is_static(tmp_path / "script")

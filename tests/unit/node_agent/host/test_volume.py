@@ -35,7 +35,7 @@ def _fill(path: Path) -> None:
             file.write(b"x" * MIB)
 
 
-def test_volume_is_bounded_and_says_when_it_is_full(volumes: Volumes, place: Path) -> None:
+def test_volume_is_bounded_and_knows_when_it_is_full(volumes: Volumes, place: Path) -> None:
     volume = volumes.ensure(place / "v", 32)
     assert not volume.full()
 

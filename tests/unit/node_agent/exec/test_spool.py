@@ -1,6 +1,5 @@
-"""The history of a session on disk."""
+"""Events on disk, and cutting bytes between characters."""
 
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,11 @@ from hypothesis import strategies as st
 
 from gateway.wire import limits
 from gateway.wire.exec import Stream as Kind
-from node_agent.exec.history import History, OutputTotals
-from node_agent.exec.spool import Spool, SpoolRecord
-from node_agent.runtime.base import Chunk, Stream
+from node_agent.exec.spool import CharacterGate, Spool, SpoolRecord, cut, incomplete_tail, pieces
 
 ALL = 10**9
+
+
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["stdout", "stderr"]), st.binary(min_size=1, max_size=50)),
@@ -21,14 +20,6 @@ OPERATIONS = st.lists(
     ),
     max_size=60,
 )
-
-
-def unbounded(_size: int) -> bool:
-    return True
-
-
-def used_up(_size: int) -> bool:
-    return False
 
 
 def content(records: list[SpoolRecord], kind: Kind) -> bytes:
@@ -101,67 +92,63 @@ def test_a_history_cut_by_a_crash_is_whole_up_to_its_last_record(tmp_path: Path)
     again.close()
 
 
-def test_the_bound_on_output_is_told_once_with_what_is_stored(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", 5, unbounded)
-    history.output(Chunk(Stream.STDOUT, b"abc"), 1.0)
-    history.output(Chunk(Stream.STDERR, "€€".encode()), 1.0)
-    history.output(Chunk(Stream.STDOUT, b"more"), 1.0)
-    history.flush(1.0)
-    records = history.read(0, ALL, ALL)
-    assert [record.stream for record in records] == ["stdout", "truncated"]
-    assert b"stdout 3 bytes, stderr 0 bytes" in records[1].data
-    assert (history.totals.stdout, history.totals.stderr, history.totals.truncated) == (7, 6, True)
-    history.close()
+CUTS = st.lists(st.integers(min_value=1, max_value=7), min_size=1, max_size=20)
 
 
-def test_output_of_exactly_the_bound_is_not_truncated(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", 6, unbounded)
-    history.output(Chunk(Stream.STDOUT, b"abcdef"), 1.0)
-    history.flush(1.0)
-    assert not history.totals.truncated
-    history.close()
+def split(data: bytes, sizes: list[int]) -> list[bytes]:
+    """``data`` in pieces of the given sizes, over and over."""
+    parts, start, turn = [], 0, 0
+    while start < len(data):
+        size = sizes[turn % len(sizes)]
+        parts.append(data[start : start + size])
+        start, turn = start + size, turn + 1
+    return parts
 
 
-def test_a_full_spool_truncates_and_says_so(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", ALL, used_up)
-    history.output(Chunk(Stream.STDOUT, b"abc"), 1.0)
-    (record,) = history.read(0, ALL, ALL)
-    assert record.stream == "truncated"
-    assert b"spool is full" in record.data
-    history.close()
+def through(parts: list[bytes]) -> list[bytes]:
+    gate = CharacterGate()
+    return [gate.feed(part) for part in parts] + [gate.flush()]
 
 
-def test_a_full_disk_costs_events_and_never_raises(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    path.symlink_to("/dev/full")
-    history = History(path, 1000, unbounded)
-    history.note("status", "started", 1.0)
-    history.output(Chunk(Stream.STDOUT, b"lost"), 2.0)
-    history.flush(3.0)
-    history.note("exit", "", 3.0)
-    assert history.totals == OutputTotals(4, 0, truncated=True)
-    assert history.last_sequence == 0
-    history.close()
+@given(st.binary(max_size=200), CUTS)
+def test_no_byte_is_lost_or_added(data: bytes, sizes: list[int]) -> None:
+    assert b"".join(through(split(data, sizes))) == data
 
 
-def test_the_rest_of_a_character_that_never_comes_is_kept_at_the_end(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", ALL, unbounded)
-    history.output(Chunk(Stream.STDOUT, b"a\xe2\x82"), 1.0)
-    assert [record.data for record in history.read(0, ALL, ALL)] == [b"a"]
-    history.flush(1.0)
-    (event,) = [record.event() for record in history.read(1, ALL, ALL)]
-    assert event.to_bytes() == b"\xe2\x82"
-    history.close()
+@given(st.text(max_size=100), CUTS)
+def test_text_is_never_split_within_a_character(text: str, sizes: list[int]) -> None:
+    out = through(split(text.encode(), sizes))
+    assert "".join(part.decode() for part in out) == text
 
 
-def test_a_hundred_megabytes_do_not_grow_memory(tmp_path: Path) -> None:
-    history = History(tmp_path / "events", ALL, unbounded)
-    chunk = Chunk(Stream.STDOUT, b"x" * limits.EXEC_CHUNK)
-    tracemalloc.start()
-    for _ in range(100 * limits.MIB // limits.EXEC_CHUNK):
-        history.output(chunk, 1.0)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert history.totals.stdout == 100 * limits.MIB
-    assert peak < limits.MIB
-    history.close()
+@given(st.binary(max_size=200), CUTS)
+def test_at_most_three_bytes_are_held_back(data: bytes, sizes: list[int]) -> None:
+    gate, given_, got = CharacterGate(), 0, 0
+    for part in split(data, sizes):
+        given_ += len(part)
+        got += len(gate.feed(part))
+        assert given_ - got <= 3
+
+
+@given(st.text(max_size=200), st.integers(min_value=4, max_value=40))
+def test_pieces_are_whole_text_within_the_limit(text: str, limit: int) -> None:
+    parts = list(pieces(text.encode(), limit))
+    assert all(0 < len(part) <= limit for part in parts)
+    assert "".join(part.decode() for part in parts) == text
+
+
+@given(st.binary(max_size=200), st.integers(min_value=4, max_value=40))
+def test_pieces_lose_nothing_of_what_is_not_text(data: bytes, limit: int) -> None:
+    assert b"".join(pieces(data, limit)) == data
+
+
+def test_an_impossible_start_of_a_character_is_not_waited_for() -> None:
+    assert incomplete_tail(b"a\xe0\x80") == 0  # an overlong form
+    assert incomplete_tail(b"a\xc0") == 0
+    assert incomplete_tail(b"a\xe2\x82") == 2
+    assert incomplete_tail("€".encode()) == 0
+
+
+def test_a_cut_ends_before_a_character_that_does_not_fit() -> None:
+    assert cut("a€".encode(), 3) == b"a"
+    assert cut("€".encode(), 2) == b""

@@ -43,7 +43,7 @@ def files(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-def test_only_what_is_installed_stays(machine: Path) -> None:
+def test_prepare_keeps_only_what_is_installed(machine: Path) -> None:
     ran: list[Sequence[str]] = []
     prepare(MachineImage(machine, True, ran.append), lambda _: None, dry_run=False)
     assert files(machine) == {*KEPT, *KEPT_TOO, "etc/machine-id"}
@@ -52,14 +52,14 @@ def test_only_what_is_installed_stays(machine: Path) -> None:
     assert ran[1][:3] == ["systemctl", "disable", "--now"]
 
 
-def test_twice_is_fine(machine: Path) -> None:
+def test_prepare_can_run_twice(machine: Path) -> None:
     image = MachineImage(machine, False, lambda _: None)
     prepare(image, lambda _: None, dry_run=False)
     prepare(image, lambda _: None, dry_run=False)
     assert files(machine) == {*KEPT, *KEPT_TOO, "etc/machine-id"}
 
 
-def test_a_dry_run_tells_every_step_and_changes_nothing(machine: Path) -> None:
+def test_a_dry_run_lists_every_step_and_changes_nothing(machine: Path) -> None:
     before = {name: (machine / name).read_bytes() for name in files(machine)}
     done = CliRunner().invoke(app, ["prepare-image", "--root", str(machine), "--dry-run"])
     assert done.exit_code == 0, done.output
@@ -68,7 +68,7 @@ def test_a_dry_run_tells_every_step_and_changes_nothing(machine: Path) -> None:
         assert word in done.output
 
 
-def test_it_asks_before_it_ends_a_machine(machine: Path) -> None:
+def test_prepare_image_needs_yes(machine: Path) -> None:
     before = files(machine)
     done = CliRunner().invoke(app, ["prepare-image", "--root", str(machine)])
     assert done.exit_code == 1
@@ -76,7 +76,7 @@ def test_it_asks_before_it_ends_a_machine(machine: Path) -> None:
     assert files(machine) == before
 
 
-def test_nothing_is_removed_where_nothing_was_installed(machine: Path) -> None:
+def test_prepare_removes_nothing_where_nothing_was_installed(machine: Path) -> None:
     (machine / "opt/sandbox-fleet/installed").unlink()
     before = files(machine)
     with pytest.raises(PrepareError, match="no complete installation"):
@@ -94,7 +94,7 @@ def test_a_link_is_removed_and_not_followed(machine: Path, tmp_path_factory: pyt
     assert not (machine / "var/lib/dhcp/link").is_symlink()
 
 
-def test_a_step_that_fails_stops_there_and_says_why(machine: Path) -> None:
+def test_a_step_that_fails_stops_the_preparation(machine: Path) -> None:
     (machine / "opt/sandbox-fleet/install.sh").write_text("echo no space >&2; exit 3\n")
     with pytest.raises(PrepareError, match="no space"):
         prepare(MachineImage(machine, False, run_command), lambda _: None, dry_run=False)

@@ -1,0 +1,102 @@
+"""What the machine has, what is in use, and the stages of its boot."""
+
+from pathlib import Path
+
+import pytest
+
+from node_agent.host.machine import HostMachine, boot_stages, disk_is_short, parse_meminfo, parse_pressure
+from node_agent.settings import NodeSettings
+
+
+def machine(root: Path, **given: object) -> HostMachine:
+    proc = root / "proc"
+    (proc / "pressure").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 4096000 kB\nMemAvailable: 1024000 kB\n")
+    (proc / "pressure/cpu").write_text("some avg10=2.50 avg60=0 avg300=0 total=0\n")
+    settings = NodeSettings.load(None, {}, gateway_url="http://g", root=root, **given)
+    return HostMachine(settings, gpus=2, proc=proc)
+
+
+def test_a_machine_gives_away_what_is_left_after_its_reserve(tmp_path: Path) -> None:
+    total = machine(tmp_path, reserve_memory_mb=1000, disk_mb=77, cpus=3.5, slots=1).total()
+    assert (total.memory_mb, total.disk_mb, total.cpus, total.gpus, total.slots) == (3000, 77, 3.5, 2, 1)
+
+
+def test_slots_are_bounded_by_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
+    assert machine(tmp_path / "a").total().slots == 48
+    assert machine(tmp_path / "b", slots_per_core=1000).total().slots == 250
+    assert machine(tmp_path / "c", slots_per_core=0.1).total().slots == 1
+
+
+def test_the_disk_that_adopted_sandboxes_wrote_is_given_away_too(tmp_path: Path) -> None:
+    empty = machine(tmp_path / "a", reserve_disk_mb=0)
+    full = machine(tmp_path / "b", reserve_disk_mb=0)
+    full.measure(1_000_000)
+    assert full.total().disk_mb - empty.total().disk_mb > 900_000
+
+
+def test_use_and_pressure_are_read(tmp_path: Path) -> None:
+    read = machine(tmp_path)
+    assert read.use().memory_mb == 3000
+    assert (read.pressure().cpu, read.pressure().io) == (2.5, None)
+
+
+@pytest.mark.parametrize(
+    ("free", "was_short", "short"), [(100, False, False), (99, False, True), (199, True, True), (200, True, False)]
+)
+def test_a_full_disk_is_short_until_twice_the_least_is_free(free: int, was_short: bool, short: bool) -> None:
+    assert disk_is_short(free_mb=free, least_mb=100, was_short=was_short) is short
+
+
+def test_meminfo_and_pressure_are_parsed() -> None:
+    assert parse_meminfo("MemTotal:  2048000 kB\nMemAvailable: 1024 kB\nHugePages_Total: 0\n")["MemTotal"] == 2000
+    text = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=9.00 avg60=0 avg300=0 total=0\n"
+    assert parse_pressure(text) == 1.5
+    assert parse_pressure("") is None
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "uptime").write_text("45.50 80.12\n")
+    fields = ["S", *["0"] * 18, "4150", "0"]  # the 3rd to the 21st, and the 22nd: 41.5 s at 100 ticks a second
+    (tmp_path / "self/stat").write_text(f"7 (a (b) c) {' '.join(fields)}\n")
+    return tmp_path
+
+
+def test_boot_has_all_stages(proc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_CLK_TCK": 100}[name])
+    noted = proc / "stages"
+    noted.write_text("cloud_init 9.5\nengines 30\nengines 31.25\nsomething 1\nbundle 40\n")
+    stages = boot_stages(noted, proc)
+    assert stages is not None
+    assert stages.model_dump() == {
+        "cloud_init": 9.5,
+        "engines": 31.25,
+        "bundle": 40.0,
+        "agent": 41.5,
+        "registered": 45.5,
+        "heartbeat": None,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "engines\n", "engines soon\n", "\xff\n", "x" * 10_000])
+def test_a_damaged_line_costs_its_stage_only(proc: Path, text: str) -> None:
+    noted = proc / "stages"
+    noted.write_text(f"cloud_init 9.5\n{text}")
+    stages = boot_stages(noted, proc)
+    assert stages is not None and (stages.cloud_init, stages.engines, stages.registered) == (9.5, None, 45.5)
+
+
+def test_a_boot_without_notes_has_no_stages(proc: Path) -> None:
+    assert boot_stages(None, proc) is None
+    assert boot_stages(proc / "nothing", proc) is None
+
+
+def test_this_process_began_before_now(tmp_path: Path) -> None:
+    noted = tmp_path / "stages"
+    noted.write_text("cloud_init 0\n")
+    stages = boot_stages(noted)
+    assert stages is not None and stages.agent is not None and stages.registered is not None
+    assert 0 < stages.agent <= stages.registered
