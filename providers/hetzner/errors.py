@@ -7,14 +7,26 @@ a code with something else and are told apart by their message alone.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
-
-import requests
-from hcloud import APIException
+from enum import StrEnum
+from typing import Any, Final
 
 from providers.base import Applied, ErrorKind, ProviderError, Scope
+from providers.http import Answer, NoAnswerError
 
 K, A, S = ErrorKind, Applied, Scope
+
+
+class Call(StrEnum):
+    """What was asked."""
+
+    READ = "read"
+    CREATE = "create"  # of a server
+    CHANGE = "change"  # anything else that may have an effect
+
+    @property
+    def mutates(self) -> bool:
+        """Whether a lost answer leaves something unknown."""
+        return self is not Call.READ
 
 
 @dataclass(frozen=True)
@@ -33,8 +45,9 @@ _AUTH: Final = Rule(K.AUTH, A.NO, S.PROVIDER)
 _CAPACITY: Final = Rule(K.CAPACITY, A.NO, S.OFFER)
 _BUSY: Final = Rule(K.BUSY, A.NO, S.INSTANCE)
 _TRANSIENT: Final = Rule(K.TRANSIENT, A.MAYBE, S.PROVIDER)
+_NEVER_SENT: Final = Rule(K.TRANSIENT, A.NO, S.PROVIDER)
 _BUG: Final = Rule(K.BUG, A.NO, S.PROVIDER)
-NOT_UNDERSTOOD: Final = Rule(K.BUG, A.MAYBE, S.PROVIDER)
+_UNREADABLE: Final = Rule(K.BUG, A.MAYBE, S.PROVIDER)
 
 RULES: Final[Mapping[str, Rule]] = {
     "unauthorized": _AUTH,
@@ -85,80 +98,80 @@ STATUS_RULES: Final[Mapping[int, Rule]] = {
 }
 
 LOCATION_DISABLED: Final = "location disabled"
-"""Words by which ``resource_unavailable`` tells that a whole location is closed."""
+"""Words by which ``resource_unavailable`` says that a whole location is closed."""
 WRONG_LOCATION: Final = "unsupported location for server type"
-"""Words by which ``invalid_input`` tells that the type is not sold there now, although the catalogue has it."""
+"""Words by which ``invalid_input`` says that the type is not sold there now, although the catalogue has it."""
 LONG_SECONDS: Final = 6 * 3600.0
 """Such a refusal stays for hours."""
 
 
-def rule_for(code: str | int, message: str, *, status: int | None = None, creating: bool = False) -> Rule:
-    """What an answer means.
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that is no success."""
 
-    Args:
-        code: the API's code; a number where the answer was not the API's own.
-        message: its words; looked at for the two documented exceptions only.
-        status: HTTP status of the answer, for a code that is not in the table.
-        creating: whether the call was a create.
-    """
-    words = message.lower()
-    if code == "resource_unavailable" and LOCATION_DISABLED in words:
-        return Rule(K.CAPACITY, A.NO, S.LOCATION)
-    if code == "invalid_input" and WRONG_LOCATION in words:
-        return Rule(K.CAPACITY, A.NO, S.OFFER, LONG_SECONDS)
-    if isinstance(code, str):
-        known = CREATE_RULES.get(code) if creating else None
-        if (known := known or RULES.get(code)) is not None:
-            return known
-    number = code if isinstance(code, int) else status or 0
-    if number >= 500:
-        return _TRANSIENT
-    return STATUS_RULES.get(number, NOT_UNDERSTOOD)
+    status: int
+    code: str = ""
+    """The API's code; empty where the answer is not the API's own."""
+    message: str = ""
+    details: object = None
+    correlation_id: str = ""
+
+    @classmethod
+    def of(cls, answer: Answer) -> "Refusal":
+        """Return what an error answer says, whatever the shape of its body."""
+        trace = answer.headers.get("X-Correlation-Id", "")
+        error = _error_of(answer.body)
+        code = error.get("code")
+        if not isinstance(code, str):
+            return cls(answer.status, correlation_id=trace)
+        return cls(answer.status, code, str(error.get("message") or ""), error.get("details"), trace)
 
 
-def from_api(error: APIException, *, status: int | None, mutating: bool, creating: bool = False) -> ProviderError:
-    """The port's error for an error answer.
-
-    Args:
-        error: what hcloud made of the answer.
-        status: its HTTP status.
-        mutating: whether the call could change anything.
-        creating: whether it was a create.
-    """
-    rule = rule_for(error.code, error.message or "", status=status, creating=creating)
-    details = _details(error.details)
-    if error.code == "protected":
+def refused(call: Call, refusal: Refusal) -> ProviderError:
+    """Return the error that an error answer is."""
+    rule = rule_for(call, refusal)
+    details = _details(refusal.details)
+    if refusal.code == "protected":
         details["protected"] = "true"  # no wait helps: a person protected it
-    trace = f", correlation id {error.correlation_id}" if error.correlation_id else ""
-    told = f"{error.message or 'no message'} ({error.code}{trace})"
-    if "limits" in details:
-        told += f"; limits reached: {details['limits']}"
-    return made(told, rule, mutating=mutating, code=str(error.code), details=details)
+    code = refusal.code or str(refusal.status)
+    trace = f", correlation id {refusal.correlation_id}" if refusal.correlation_id else ""
+    limits = f"; limits reached: {details['limits']}" if "limits" in details else ""
+    return _error(call, f"{refusal.message or 'no message'} ({code}{trace}){limits}", rule, code, details)
 
 
-def from_transport(error: requests.RequestException, *, mutating: bool) -> ProviderError:
-    """The port's error for a call that got no answer."""
-    return made(f"no answer: {error}", _TRANSIENT, mutating=mutating, code=type(error).__name__)
+def rule_for(call: Call, refusal: Refusal) -> Rule:
+    """Return what an error answer means, for a call that changes something."""
+    words = refusal.message.lower()
+    if refusal.code == "resource_unavailable" and LOCATION_DISABLED in words:
+        return Rule(K.CAPACITY, A.NO, S.LOCATION)
+    if refusal.code == "invalid_input" and WRONG_LOCATION in words:
+        return Rule(K.CAPACITY, A.NO, S.OFFER, LONG_SECONDS)
+    known = CREATE_RULES.get(refusal.code) if call is Call.CREATE else None
+    if (known := known or RULES.get(refusal.code)) is not None:
+        return known
+    return _TRANSIENT if refusal.status >= 500 else STATUS_RULES.get(refusal.status, _UNREADABLE)
 
 
-def not_understood(what: str, *, mutating: bool) -> ProviderError:
-    """The port's error for an answer that makes no sense."""
-    return made(f"the answer is not understood: {what}", NOT_UNDERSTOOD, mutating=mutating)
+def unanswered(call: Call, error: NoAnswerError) -> ProviderError:
+    """Return the error of a call that got no answer."""
+    return _error(call, f"no answer: {error}", _TRANSIENT if error.sent else _NEVER_SENT, "no answer")
 
 
-def refusal(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> ProviderError:
-    """For what is refused here, before any call."""
-    return ProviderError(f"hetzner: {message}", kind=kind, applied=Applied.NO, scope=scope)
+def unreadable(call: Call, reason: str) -> ProviderError:
+    """Return the error of a success whose content makes no sense."""
+    return _error(call, f"the answer cannot be understood: {reason}", _UNREADABLE, "unreadable")
 
 
-def made(
-    message: str, rule: Rule, *, mutating: bool, code: str = "", details: Mapping[str, str] | None = None
-) -> ProviderError:
-    """The port's error by a rule; what only reads never had an effect."""
+def not_sent(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> ProviderError:
+    """Return the error of what is refused here, before any call."""
+    return ProviderError(f"hetzner: {message}", kind=kind, applied=Applied.NO, scope=scope, code="not sent")
+
+
+def _error(call: Call, message: str, rule: Rule, code: str, details: Mapping[str, str] | None = None) -> ProviderError:
     return ProviderError(
         f"hetzner: {message}",
         kind=rule.kind,
-        applied=rule.applied if mutating else Applied.NO,
+        applied=rule.applied if call.mutates else Applied.NO,
         scope=rule.scope,
         retry_after=rule.retry_after,
         code=code,
@@ -166,15 +179,23 @@ def made(
     )
 
 
+def _error_of(body: bytes) -> Mapping[str, Any]:
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
 def _details(details: object) -> dict[str, str]:
-    """The answer's details as words; the names of limits stand alone."""
+    """Return the answer's details as text; of limits, their names alone."""
     if not isinstance(details, Mapping):
         return {}
-    told: dict[str, str] = {}
+    found: dict[str, str] = {}
     for key, value in details.items():
         if key == "limits" and isinstance(value, list):
             names = [str(item.get("name")) for item in value if isinstance(item, Mapping)]
-            told["limits"] = ", ".join(names)
+            found["limits"] = ", ".join(names)
         else:
-            told[str(key)] = (value if isinstance(value, str) else json.dumps(value, default=str))[:500]
-    return told
+            found[str(key)] = (value if isinstance(value, str) else json.dumps(value, default=str))[:500]
+    return found

@@ -1,6 +1,6 @@
 """Side resources that outlive their server and go on being billed: volumes and addresses.
 
-A server's delete detaches them.  Those that no other owner has labelled are marked with the fleet's labels before the
+A server's delete detaches them.  Those that no other owner has labelled are claimed with the fleet's labels before the
 delete, so that they are known again afterwards, by any process and without a memory.
 """
 
@@ -8,42 +8,40 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
+
+from hcloud.floating_ips import BoundFloatingIP
+from hcloud.primary_ips import BoundPrimaryIP
+from hcloud.volumes import BoundVolume
 
 from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, Deleted, ErrorKind, ProviderError, Scope
 from providers.hetzner import mapping
-from providers.hetzner.client import Api, read
-from providers.hetzner.errors import refusal
-from providers.hetzner.listing import complete
-from providers.hetzner.models import Server, SideResource
+from providers.hetzner.client import PER_PAGE, Conversation, GetPage, HetznerClient, list_all
+from providers.hetzner.errors import not_sent
+from providers.hetzner.models import PublicNet, Server, SideResource
 from providers.hetzner.settings import HetznerSettings
-from providers.rate_limit import Need
+from providers.rate_limit import Priority
 
 log = logging.getLogger(__name__)
 
-Kind = Literal["volume", "primary_ip", "floating_ip"]
-PATHS: Final[dict[Kind, str]] = {"volume": "/volumes", "primary_ip": "/primary_ips", "floating_ip": "/floating_ips"}
+SideKind = Literal["volume", "primary_ip", "floating_ip"]
+KINDS: Final[tuple[SideKind, ...]] = get_args(SideKind)
 
 
 @dataclass(frozen=True)
 class Side:
     """Names one side resource; its text is an id in `Inventory.leftovers`."""
 
-    kind: Kind
+    kind: SideKind
     number: int
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.number}"
 
-    @property
-    def path(self) -> str:
-        """Where it stands in the API."""
-        return f"{PATHS[self.kind]}/{self.number}"
-
     @classmethod
     def parse(cls, text: str) -> "Side | None":
-        """The resource that an id names; ``None`` for the id of a server and for anything else."""
-        for kind in PATHS:
+        """Return the resource that an id names; ``None`` for the id of a server and for anything else."""
+        for kind in KINDS:
             number = text.removeprefix(f"{kind}:")
             if number != text and number.isdecimal():
                 return cls(kind, int(number))
@@ -51,91 +49,116 @@ class Side:
 
 
 class Leftovers:
-    """Finds, marks and removes them for one deployment."""
+    """Finds, claims and removes the leftovers of one deployment."""
 
     def __init__(
-        self, api: Api, settings: HetznerSettings, deployment: str, monotonic: Callable[[], float] = time.monotonic
+        self,
+        client: HetznerClient,
+        settings: HetznerSettings,
+        deployment: str,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._api = api
+        self._client = client
         self._settings = settings
         self._deployment = deployment
         self._monotonic = monotonic
         self._known: tuple[str, ...] = ()
-        self._asked_at = float("-inf")
+        self._listed_at = float("-inf")
 
     def ids(self) -> tuple[str, ...]:
-        """What no server uses any more, as of the last look; a new look is taken when it is due and affordable.
+        """Return what no server uses any more, as of the last look; look again when it is due and calls allow it.
 
         Raises:
-            ProviderError: the look failed.
+            ProviderError: a listing failed.
         """
         now = self._monotonic()
-        is_due = now - self._asked_at >= self._settings.leftovers_seconds
-        if is_due and self._api.budget.wait(Need.OPTIONAL) == 0:
-            self._known = tuple(self._found())
-            self._asked_at = now
+        is_due = now - self._listed_at >= self._settings.leftovers_seconds
+        if is_due and self._client.rate_limit.wait(Priority.OPTIONAL) == 0:
+            self._known = tuple(self._find())
+            self._listed_at = now
         return self._known
 
-    def look_again(self) -> None:
-        """A server goes: what it leaves is looked for at the next listing."""
-        self._asked_at = float("-inf")
-
-    def _found(self) -> Iterator[str]:
-        params = {"label_selector": mapping.selector(self._deployment)}
-        for kind, path in PATHS.items():
-            for item in complete(self._api, path, SideResource, need=Need.OPTIONAL, params=params).items:
-                if item.is_free and mapping.is_ours(item.labels, self._deployment):
-                    yield str(Side(kind, item.id))
+    def expire(self) -> None:
+        """Make the next `ids` look again: a server goes, and may leave something."""
+        self._listed_at = float("-inf")
 
     def claim(self, server: Server) -> None:
-        """Marks what the server will leave.  A failure is told and holds up nothing: the server costs more."""
-        for side in self._hanging_on(server):
+        """Label what the server will leave.  A failure is logged and delays nothing: the server costs more."""
+        for side in self._attached_to(server):
             try:
-                self._mark(side, server)
+                self._label(side, server)
             except ProviderError as error:
-                log.warning("%s of %s could not be marked and may stay behind: %s", side, server.name, error)
+                log.warning("%s of %s could not be labelled and may stay behind: %s", side, server.name, error)
 
     def delete(self, side: Side) -> Deleted:
-        """Removes one; what is not this deployment's counts as gone.
+        """Remove a leftover; what is not this deployment's counts as gone.
 
         Raises:
             ProviderError: `ErrorKind.BUSY` when something uses it again, or the call failed.
         """
-        item = self._get(side)
-        if item is None or not mapping.is_ours(item.labels, self._deployment):
-            return Deleted.GONE
-        if not item.is_free:
-            raise refusal(ErrorKind.BUSY, f"{side} is in use; detach it first", Scope.INSTANCE)
         try:
-            self._api.call("DELETE", side.path, need=Need.DELETE)
+            with self._client.talk(Priority.DELETE) as hetzner:
+                bound = _fetch(hetzner, side)
+                item = SideResource.of(bound)
+                if not mapping.is_ours(item.labels, self._deployment):
+                    return Deleted.GONE
+                if not item.is_free:
+                    raise not_sent(ErrorKind.BUSY, f"{side} is in use; detach it first", Scope.INSTANCE)
+                bound.delete()
         except ProviderError as error:
             if error.kind is not ErrorKind.NOT_FOUND:
                 raise
         self._known = tuple(known for known in self._known if known != str(side))
         return Deleted.GONE
 
-    def _hanging_on(self, server: Server) -> Iterator[Side]:
-        public = server.public_net
-        hanging: dict[Kind, tuple[int | None, ...]] = {
+    def _find(self) -> Iterator[str]:
+        for kind in KINDS:
+            get_page = _pages(kind, mapping.selector(self._deployment))
+            for item in list_all(self._client, get_page, SideResource, priority=Priority.OPTIONAL).items:
+                if item.is_free and mapping.is_ours(item.labels, self._deployment):
+                    yield str(Side(kind, item.id))
+
+    def _attached_to(self, server: Server) -> Iterator[Side]:
+        public = server.public_net or PublicNet()
+        attached = {
             "volume": server.volumes,
-            "primary_ip": tuple(ip.id for ip in (public.ipv4, public.ipv6) if ip is not None),
+            "primary_ip": tuple(ip for ip in (public.primary_ipv4, public.primary_ipv6) if ip is not None),
             "floating_ip": public.floating_ips,
         }
         for kind in self._settings.claim:
-            yield from (Side(kind, number) for number in hanging[kind] if number is not None)
+            yield from (Side(kind, each.id) for each in attached[kind] if each.id is not None)
 
-    def _mark(self, side: Side, server: Server) -> None:
-        item = self._get(side)
-        if item is None or item.auto_delete or item.labels:
-            return
-        labels = {key: server.labels[key] for key in (DEPLOYMENT_LABEL, OPERATION_LABEL)}
-        self._api.call("PUT", side.path, need=Need.DELETE, body={"labels": labels})
-
-    def _get(self, side: Side) -> SideResource | None:
+    def _label(self, side: Side, server: Server) -> None:
         try:
-            answered = self._api.call("GET", side.path, need=Need.DELETE)
+            with self._client.talk(Priority.DELETE) as hetzner:
+                bound = _fetch(hetzner, side)
+                item = SideResource.of(bound)
+                if not item.auto_delete and not item.labels:
+                    bound.update(labels={key: server.labels[key] for key in (DEPLOYMENT_LABEL, OPERATION_LABEL)})
         except ProviderError as error:
-            if error.kind is ErrorKind.NOT_FOUND:
-                return None
-            raise
-        return read(SideResource, answered.payload.get(side.kind))
+            if error.kind is not ErrorKind.NOT_FOUND:
+                raise
+
+
+def _fetch(hetzner: Conversation, side: Side) -> BoundVolume | BoundPrimaryIP | BoundFloatingIP:
+    match side.kind:
+        case "volume":
+            return hetzner.volumes.get_by_id(side.number)
+        case "primary_ip":
+            return hetzner.primary_ips.get_by_id(side.number)
+        case "floating_ip":
+            return hetzner.floating_ips.get_by_id(side.number)
+
+
+def _pages(kind: SideKind, selector: str) -> GetPage:
+    match kind:
+        case "volume":
+            return lambda hetzner, page: hetzner.volumes.get_list(label_selector=selector, page=page, per_page=PER_PAGE)
+        case "primary_ip":
+            return lambda hetzner, page: hetzner.primary_ips.get_list(
+                label_selector=selector, page=page, per_page=PER_PAGE
+            )
+        case "floating_ip":
+            return lambda hetzner, page: hetzner.floating_ips.get_list(
+                label_selector=selector, page=page, per_page=PER_PAGE
+            )

@@ -1,75 +1,111 @@
-"""The parts of the API's answers that are used, checked.
+"""Frozen, checked values of the parts of the API's objects that are used.
 
-hcloud's own objects fetch what they lack with hidden calls; these are plain values.
+hcloud's bound models are neither: they hold whatever came, and fetch what they lack with calls that nobody asked for.
+So each is read into one of these where it arrives, and none goes further.
 """
 
+from datetime import datetime
 from decimal import Decimal
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from hcloud.core import BoundModelBase
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, model_validator
+
+T = TypeVar("T")
+# hcloud has None where an answer lacks a list or an object.
+Many = Annotated[tuple[T, ...], BeforeValidator(lambda value: () if value is None else value)]
+Labels = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value is None else value)]
 
 
-class Answer(BaseModel):
-    """What is not named here is ignored: the API adds fields at any time."""
+class Value(BaseModel):
+    """A part of an answer, read from hcloud's model of it or from JSON; whatever else is in it is ignored."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, from_attributes=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_fetching(cls, value: Any) -> Any:
+        """Read the data behind a bound model: an attribute of the model itself may cost a call."""
+        return value.data_model if isinstance(value, BoundModelBase) else value
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Return the value of one of hcloud's models, or of a part of an answer.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        return cls.model_validate(value)
 
 
-class Named(Answer):
-    """Something that is named by its name."""
+class Named(Value):
+    """Something known by its name."""
 
     name: str
 
 
-class Address(Answer):
-    """A public address of a server."""
+class Identified(Value):
+    """Something known by its id."""
 
     id: int | None = None
+
+
+class Address(Value):
+    """A public address of a server."""
+
     ip: str
     """Of IPv6 a whole network."""
 
 
-class PublicNet(Answer):
+class PublicNet(Value):
     """The public side of a server."""
 
     ipv4: Address | None = None
     ipv6: Address | None = None
-    floating_ips: tuple[int, ...] = ()
+    primary_ipv4: Identified | None = None
+    primary_ipv6: Identified | None = None
+    floating_ips: Many[Identified] = ()
 
 
-class PrivateNet(Answer):
+class PrivateNet(Value):
     """One private network of a server."""
 
-    network: int
+    network: Identified
     ip: str
 
 
-class Server(Answer):
-    """A server."""
+class Listed(Value):
+    """An item of a listing."""
 
     id: int
+    created: AwareDatetime | None = None
+
+
+class Server(Listed):
+    """A server."""
+
     name: str
     status: str
     created: AwareDatetime
     server_type: Named
     location: Named
-    labels: dict[str, str] = {}
-    locked: bool = False
+    labels: Labels = {}
+    locked: bool | None = None
     """Whether an action is at work on it."""
-    public_net: PublicNet = PublicNet()
-    private_net: tuple[PrivateNet, ...] = ()
-    volumes: tuple[int, ...] = ()
+    public_net: PublicNet | None = None
+    private_net: Many[PrivateNet] = ()
+    volumes: Many[Identified] = ()
 
 
-class SideResource(Answer):
+class SideResource(Listed):
     """A volume, a primary IP or a floating IP."""
 
-    id: int
-    labels: dict[str, str] = {}
-    server: int | None = None
+    labels: Labels = {}
+    server: Identified | None = None
     """What a volume or a floating IP hangs on."""
     assignee_id: int | None = None
     """What a primary IP hangs on."""
-    auto_delete: bool = False
+    auto_delete: bool | None = None
     """Whether it goes with its server."""
 
     @property
@@ -78,34 +114,38 @@ class SideResource(Answer):
         return self.server is None and self.assignee_id is None
 
 
-class Money(Answer):
+class Money(Value):
     """An amount; the API writes it as a string."""
 
     net: Decimal
 
 
-class Price(Answer):
+class Price(Value):
     """Of a server type or an address in one location."""
 
     location: str
     price_hourly: Money
 
 
-class Deprecation(Answer):
-    """That something goes out of sale."""
+class Deprecation(Value):
+    """The end of sale of something."""
 
     unavailable_after: AwareDatetime
 
 
-class TypeLocation(Answer):
+class TypeLocation(Value):
     """A server type in one location."""
 
-    name: str
-    available: bool = True
+    location: Named
+    available: bool | None = None
     deprecation: Deprecation | None = None
 
+    def is_sold(self, now: datetime) -> bool:
+        """Return whether the type is in stock there and still on sale."""
+        return self.available is not False and (self.deprecation is None or now < self.deprecation.unavailable_after)
 
-class ServerType(Answer):
+
+class ServerType(Listed):
     """A server type of the catalogue."""
 
     name: str
@@ -115,52 +155,34 @@ class ServerType(Answer):
     disk: Decimal
     """GB."""
     architecture: str
-    prices: tuple[Price, ...] = ()
-    locations: tuple[TypeLocation, ...] = ()
+    prices: Many[Price] = ()
+    locations: Many[TypeLocation] = ()
 
 
-class IpPrice(Answer):
+class IpPrice(Value):
     """Of primary IPs of one kind."""
 
     type: str
-    prices: tuple[Price, ...] = ()
+    prices: Many[Price] = ()
 
 
-class Pricing(Answer):
+class Pricing(Value):
     """The price list, as far as the catalogue lacks it."""
 
     currency: str
-    primary_ips: tuple[IpPrice, ...] = ()
+    primary_ips: Many[IpPrice] = ()
 
 
-class Image(Answer):
+class Image(Value):
     """A system image or a snapshot."""
 
     id: int
+    status: str
     created: AwareDatetime
 
 
-class Pagination(Answer):
-    """Where in a listing a page stands."""
+class Page(Value):
+    """Where a page stands in its listing."""
 
-    page: int
     next_page: int | None = None
     total_entries: int | None = None
-
-
-class Meta(Answer):
-    """What a page says about itself."""
-
-    pagination: Pagination
-
-
-class Page(Answer):
-    """One page of a listing; its items stand under a key of their own."""
-
-    meta: Meta
-
-
-class ServerAnswer(Answer):
-    """Of a create or a look at one server."""
-
-    server: Server = Field()

@@ -1,10 +1,12 @@
-"""The six methods over the cloud API."""
+"""The six methods over servers of a project."""
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import ClassVar, Final, Self
+
+import hcloud
 
 from providers.base import (
     OPERATION_LABEL,
@@ -25,20 +27,19 @@ from providers.base import (
     Scope,
 )
 from providers.hetzner import mapping
-from providers.hetzner.client import Api, read
-from providers.hetzner.errors import refusal
+from providers.hetzner.client import PER_PAGE, HetznerClient, list_all
+from providers.hetzner.errors import not_sent
 from providers.hetzner.leftovers import Leftovers, Side
-from providers.hetzner.listing import complete
-from providers.hetzner.models import Image, Pricing, Server, ServerAnswer, ServerType
+from providers.hetzner.models import Image, Pricing, Server, ServerType
 from providers.hetzner.settings import HetznerSettings, parse
-from providers.rate_limit import CALLS_PER_HOUR, Need
+from providers.rate_limit import CALLS_PER_HOUR, Priority
 
 BY_LABEL: Final = "label:"
 SSH_PORT: Final = 22
 USER: Final = "root"
 MAX_NUMBER: Final = 2**63 - 1
-# Refusals under which an earlier try of the same operation may stand: its server takes the name, fills the quota or
-# uses up the place, and in which order the API looks at these is not told.
+# Refusals that an earlier try of the same operation may have caused: its server takes the name, fills the quota or uses
+# up the place, and in which order the API checks these is unknown.
 _MAY_BE_THERE: Final = frozenset({ErrorKind.EXISTS, ErrorKind.QUOTA, ErrorKind.CAPACITY, ErrorKind.CONFIG})
 
 
@@ -66,8 +67,8 @@ class HetznerProvider(ComputeProvider):
     ) -> None:
         self._settings = settings
         self._deployment = deployment
-        self._api = Api(settings, token, monotonic=monotonic)
-        self._leftovers = Leftovers(self._api, settings, deployment, monotonic)
+        self._client = HetznerClient(settings, token, monotonic=monotonic)
+        self._leftovers = Leftovers(self._client, settings, deployment, monotonic)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
@@ -75,13 +76,25 @@ class HetznerProvider(ComputeProvider):
         return cls(parsed, parsed.token(environ), deployment=deployment)
 
     def offers(self) -> list[Offer]:
-        listing = complete(self._api, "/server_types", ServerType, need=Need.OPTIONAL, sort=None)
-        answered = self._api.call("GET", "/pricing", need=Need.OPTIONAL)
-        pricing = read(Pricing, answered.payload.get("pricing"))
-        return mapping.offers(listing.items, pricing, self._settings, answered.at)
+        listing = list_all(
+            self._client,
+            lambda hetzner, page: hetzner.server_types.get_list(page=page, per_page=PER_PAGE),
+            ServerType,
+            priority=Priority.OPTIONAL,
+            sort=None,
+        )
+        with self._client.talk(Priority.OPTIONAL) as hetzner:
+            pricing = Pricing.of(hetzner.request("GET", "/pricing")["pricing"])  # hcloud has no client for it
+        return mapping.offers(listing.items, pricing, self._settings, hetzner.now)
 
     def list(self) -> Inventory:
-        listing = complete(self._api, "/servers", Server, need=Need.LIST, params=self._ours())
+        selector = mapping.selector(self._deployment)
+        listing = list_all(
+            self._client,
+            lambda hetzner, page: hetzner.servers.get_list(label_selector=selector, page=page, per_page=PER_PAGE),
+            Server,
+            priority=Priority.LIST,
+        )
         instances = tuple(
             mapping.instance(server, listing.taken_at, self._settings)
             for server in listing.items
@@ -90,43 +103,44 @@ class HetznerProvider(ComputeProvider):
         return Inventory(instances, listing.taken_at, self._leftovers.ids())
 
     def get(self, ref: Ref) -> Instance | None:
-        found = self._find(ref, Need.CREATE)
+        found = self._find(ref, Priority.CREATE)
         return mapping.instance(*found, self._settings) if found is not None else None
 
     def create(self, want: Create) -> Instance:
         """See `ComputeProvider.create`.
 
-        It calls once.  A create whose answer was lost is settled by the next call with the same name: the API refuses
-        a second server of that name, and the first one is found and adopted.
+        Orders once.  A create whose answer was lost is settled by the next call with the same name: the API refuses a
+        second server of that name, and the first one is found and adopted.
         """
         if want.deployment != self._deployment:
             message = f"{want.name} is of deployment {want.deployment}, and this provider of {self._deployment}"
-            raise refusal(ErrorKind.CONFIG, message)
+            raise not_sent(ErrorKind.CONFIG, message)
         image, pinned = self._image(want)
-        body = mapping.order(want, image, self._settings, pinned=pinned)
+        order = mapping.order(want, image, self._settings, pinned=pinned)
         try:
-            answered = self._api.call("POST", "/servers", need=Need.CREATE, body=body, creating=True)
+            with self._client.talk(Priority.CREATE, creates=True) as hetzner:
+                server = Server.of(hetzner.servers.create(**order).server)
         except ProviderError as error:
             if error.kind not in _MAY_BE_THERE:
                 raise
-            return self._adopted(want, error)
-        made = mapping.instance(answered.read(ServerAnswer).server, answered.at, self._settings)
-        return replace(made, phase=Phase.BOOTING)
+            return self._adopt(want, error)
+        return replace(mapping.instance(server, hetzner.now, self._settings), phase=Phase.BOOTING)
 
     def delete(self, ref: Ref) -> Deleted:
         """See `ComputeProvider.delete`; also takes the ids of `Inventory.leftovers`."""
         if ref.id is not None and (side := Side.parse(ref.id)) is not None:
             return self._leftovers.delete(side)
-        found = self._find(ref, Need.DELETE)
+        found = self._find(ref, Priority.DELETE)
         if found is None:
             return Deleted.GONE
         server = found[0]
         if mapping.phase(*found, self._settings.newborn_seconds) is Phase.STOPPING:
             return Deleted.ACCEPTED
         self._leftovers.claim(server)
-        self._leftovers.look_again()
+        self._leftovers.expire()
         try:
-            self._api.call("DELETE", f"/servers/{server.id}", need=Need.DELETE)
+            with self._client.talk(Priority.DELETE) as hetzner:
+                hetzner.servers.delete(hcloud.servers.Server(id=server.id))
         except ProviderError as error:
             if error.kind is ErrorKind.NOT_FOUND:
                 return Deleted.GONE
@@ -138,48 +152,44 @@ class HetznerProvider(ComputeProvider):
 
     # -- one server ---------------------------------------------------------------------------------------------------
 
-    def _ours(self) -> dict[str, str | int]:
-        return {"label_selector": mapping.selector(self._deployment)}
-
-    def _find(self, ref: Ref, need: Need) -> tuple[Server, datetime] | None:
-        """The deployment's server that is meant, and the provider's clock at the look."""
+    def _find(self, ref: Ref, priority: Priority) -> tuple[Server, datetime] | None:
+        """Return the deployment's server that ``ref`` names, and the provider's clock at the look."""
         if ref.id is not None:
-            found = self._by_id(ref.id, need)
+            found = self._by_id(ref.id, priority)
         elif ref.name is not None:
-            found = self._by_name(ref.name, need)
+            found = self._by_name(ref.name, priority)
         else:
             return None
         if found is None or not mapping.is_ours(found[0].labels, self._deployment):
             return None
         return found if ref.name in (None, found[0].name) else None
 
-    def _by_id(self, number: str, need: Need) -> tuple[Server, datetime] | None:
+    def _by_id(self, number: str, priority: Priority) -> tuple[Server, datetime] | None:
         if not (number.isascii() and number.isdecimal() and int(number) <= MAX_NUMBER):
             return None
         try:
-            answered = self._api.call("GET", f"/servers/{number}", need=need)
+            with self._client.talk(priority) as hetzner:
+                server = Server.of(hetzner.servers.get_by_id(int(number)))
         except ProviderError as error:
             if error.kind is ErrorKind.NOT_FOUND:
                 return None
             raise
-        return answered.read(ServerAnswer).server, answered.at
+        return server, hetzner.now
 
-    def _by_name(self, name: str, need: Need) -> tuple[Server, datetime] | None:
-        """The server of that name, whosever it is."""
+    def _by_name(self, name: str, priority: Priority) -> tuple[Server, datetime] | None:
+        """Return the server of that name, whosever it is."""
         if mapping.NAME.fullmatch(name) is None:
             return None
-        answered = self._api.call("GET", "/servers", need=need, params={"name": name})
-        for server in (read(Server, row) for row in answered.rows("servers")):
-            if server.name == name:
-                return server, answered.at
-        return None
+        with self._client.talk(priority) as hetzner:
+            servers = [Server.of(server) for server in hetzner.servers.get_list(name=name).servers]
+        return next(((server, hetzner.now) for server in servers if server.name == name), None)
 
-    def _adopted(self, want: Create, refused: ProviderError) -> Instance:
-        """What an earlier try of the same operation made, or the refusal."""
+    def _adopt(self, want: Create, refused: ProviderError) -> Instance:
+        """Return what an earlier try of the same operation made, or raise the refusal."""
         try:
-            found = self._by_name(want.name, Need.CREATE)
+            found = self._by_name(want.name, Priority.CREATE)
         except ProviderError as error:
-            # This operation's own server may be the reason of the refusal: only a look would tell.
+            # This operation's own server may be the reason of the refusal: only a look would show it.
             error.applied = Applied.MAYBE
             raise error from refused
         if found is not None and self._is_of(found[0], want):
@@ -188,41 +198,44 @@ class HetznerProvider(ComputeProvider):
             raise refused
         if found is None:
             raise ProviderError(
-                f"hetzner: the name {want.name} was taken and a moment later was not; ask again",
+                f"hetzner: the name {want.name} was taken and a moment later was not; try again",
                 kind=ErrorKind.TRANSIENT,
                 applied=Applied.MAYBE,
                 scope=Scope.INSTANCE,
                 code=refused.code,
             ) from refused
         message = f"the name {want.name} is taken by server {found[0].id}, which is not of this operation"
-        raise refusal(ErrorKind.EXISTS, message, Scope.INSTANCE) from refused
+        raise not_sent(ErrorKind.EXISTS, message, Scope.INSTANCE) from refused
 
     def _is_of(self, server: Server, want: Create) -> bool:
-        mine = mapping.is_ours(server.labels, self._deployment)
-        return mine and server.labels[OPERATION_LABEL] == want.operation_id
+        is_ours = mapping.is_ours(server.labels, self._deployment)
+        return is_ours and server.labels[OPERATION_LABEL] == want.operation_id
 
     # -- image --------------------------------------------------------------------------------------------------------
 
     def _image(self, want: Create) -> tuple[str | int, bool]:
-        """What to boot from, and whether it was chosen among several."""
+        """Return what to boot from, and whether it was chosen among several."""
         image = want.image or self._settings.image
         if not image:
-            raise refusal(ErrorKind.CONFIG, f"{want.name} has no image: set `image` of the pool or of the provider")
+            raise not_sent(ErrorKind.CONFIG, f"{want.name} has no image: set `image` of the pool or of the provider")
         if not image.startswith(BY_LABEL):
-            return mapping.named(image), False
-        return self._newest(image.removeprefix(BY_LABEL)), True
+            return image, False
+        return self._newest_snapshot(image.removeprefix(BY_LABEL)), True
 
-    def _newest(self, selector: str) -> int:
-        """Id of the newest snapshot that carries the labels."""
-        params: dict[str, str | int] = {
-            "type": "snapshot",
-            "status": "available",
-            "architecture": self._settings.architecture,
-            "label_selector": selector,
-            "sort": "created:desc",
-        }
-        answered = self._api.call("GET", "/images", need=Need.CREATE, params=params)
-        images = [read(Image, row) for row in answered.rows("images")]
+    def _newest_snapshot(self, selector: str) -> int:
+        """Return the id of the newest snapshot that carries the labels."""
+        architecture = self._settings.architecture
+        with self._client.talk(Priority.CREATE) as hetzner:
+            page = hetzner.images.get_list(
+                type=["snapshot"],
+                architecture=[architecture],
+                label_selector=selector,
+                sort=["created:desc"],
+                per_page=PER_PAGE,
+            )
+            images = [Image.of(image) for image in page.images]
+        # Filtered here: hcloud (2.27) sends the page's size as the status.
+        images = [image for image in images if image.status == "available"]
         if not images:
-            raise refusal(ErrorKind.CONFIG, f"no snapshot for {self._settings.architecture} carries {selector!r}")
+            raise not_sent(ErrorKind.CONFIG, f"no snapshot for {architecture} carries {selector!r}")
         return max(images, key=lambda image: (image.created, image.id)).id

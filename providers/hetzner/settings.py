@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from providers import settings
 from providers.base import SettingsError
 
 ENDPOINT: Final = "https://api.hetzner.cloud/v1"
+VARIABLE: Final = "HCLOUD_TOKEN"
 # Hetzner's only machines with GPUs are dedicated servers of this line, which another API sells by the month.
 GPU_LINE: Final = "gex"
 
@@ -37,7 +39,7 @@ class HetznerSettings(BaseModel):
     ipv6: bool = True
     """Whether servers get a public IPv6 network."""
     reach: Literal["public", "private"] | None = None
-    """Which address of a server is told; ``None`` is ``private`` where there is a network, else ``public``."""
+    """Which address of a server is used; ``None`` is ``private`` where there is a network, else ``public``."""
     image: str = ""
     """For pools that name none: a name, an id, or ``label:<selector>`` for the newest snapshot that carries labels."""
     architecture: Literal["x86", "arm"] = "x86"
@@ -51,13 +53,13 @@ class HetznerSettings(BaseModel):
     read_seconds: float = Field(default=30.0, gt=0, le=300)
     """For each silence of the API."""
     reserve_calls: int = Field(default=600, ge=0)
-    """Calls of the project's hourly budget that are kept for deletes, and half of them for listings, too."""
+    """Calls of the project's hourly limit that are kept for deletes, and half of them for listings, too."""
     newborn_seconds: float = Field(default=600.0, gt=0)
     """A server younger than this that is off has not been started yet; an older one has been stopped."""
     leftovers_seconds: float = Field(default=300.0, ge=0)
     """Side resources are looked for this often, and after each delete."""
     claim: tuple[Literal["volume", "primary_ip", "floating_ip"], ...] = ("primary_ip", "floating_ip")
-    """What is marked as the fleet's own when the server it hangs on is deleted, if it carries no label yet.
+    """What is labelled as the fleet's own when the server it hangs on is deleted, if it carries no label yet.
 
     A volume may hold somebody's data, so it is only claimed when it is named here.
     """
@@ -90,51 +92,37 @@ class HetznerSettings(BaseModel):
             raise ValueError("a server without ipv4, ipv6 and networks can be reached by nobody")
         if self.firewalls and not (self.ipv4 or self.ipv6):
             raise ValueError("firewalls filter the public interface only, and there is none without ipv4 and ipv6")
-        if self.told == "private" and not self.networks:
+        if self.reached == "private" and not self.networks:
             raise ValueError("reach = 'private' needs networks")
-        if self.told == "public" and not (self.ipv4 or self.ipv6):
+        if self.reached == "public" and not (self.ipv4 or self.ipv6):
             raise ValueError("reach = 'public' needs ipv4 or ipv6")
         return self
 
     @property
-    def told(self) -> Literal["public", "private"]:
-        """Which address is told."""
+    def reached(self) -> Literal["public", "private"]:
+        """Which address of a server is used."""
         return self.reach or ("private" if self.networks else "public")
 
     def token(self, environ: Mapping[str, str]) -> str:
-        """The secret.
+        """Return the API token.
 
         Raises:
             SettingsError: it is not where the settings say.
         """
         if self.token_file is not None:
-            try:
-                token, where = self.token_file.read_text().strip(), f"the file {self.token_file}"
-            except (OSError, UnicodeDecodeError) as error:
-                raise SettingsError(f"hetzner: token_file: {error}") from None
-        else:
-            name = self.token_env or "HCLOUD_TOKEN"
-            token, where = environ.get(name, "").strip(), f"the environment variable {name}"
-        if not token:
-            raise SettingsError(f"hetzner: {where} holds no API token")
-        if not (token.isascii() and token.isprintable()):
-            raise SettingsError(f"hetzner: {where} holds characters that no API token has")
-        return token
+            return settings.read_token(self.token_file, setting="hetzner: token_file", environ=environ)
+        return settings.read_token(self.token_env or VARIABLE, setting="hetzner: token_env", environ=environ)
 
 
-def parse(settings: Mapping[str, object]) -> HetznerSettings:
-    """The settings, checked.
+def parse(table: Mapping[str, object]) -> HetznerSettings:
+    """Return the provider's table, checked.
 
     Raises:
         SettingsError: names each wrong key.
     """
-    if any("gpu" in key.lower() for key in settings):
+    if any("gpu" in key.lower() for key in table):
         raise SettingsError("hetzner: Hetzner Cloud sells no GPUs: take a provider with GPUs for this pool")
-    try:
-        return HetznerSettings.model_validate(settings)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise SettingsError(f"hetzner: {problems}") from None
+    return settings.parse(HetznerSettings, table, kind="hetzner")
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from providers.base import SettingsError
+from providers import settings
 
 NODE_COMMAND: Final = (sys.executable, "-m", "sandboxes", "node", "run", "--config", "${dir}/node.toml")
 CLEANUP_COMMAND: Final = (sys.executable, "-m", "sandboxes", "node", "cleanup", "--root", "${dir}/node")
@@ -59,14 +59,10 @@ class LocalSettings(BaseModel):
         return str(network)
 
 
-def parse(settings: Mapping[str, object]) -> LocalSettings:
-    """The settings, checked.
+def parse(table: Mapping[str, object]) -> LocalSettings:
+    """Return the provider's table, checked.
 
     Raises:
         SettingsError: names each wrong key.
     """
-    try:
-        return LocalSettings.model_validate(settings)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise SettingsError(f"local: {problems}") from None
+    return settings.parse(LocalSettings, table, kind="local")

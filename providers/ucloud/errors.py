@@ -1,4 +1,4 @@
-"""What UCloud's refusals mean.
+"""What each of UCloud's refusals means for the caller.
 
 Its statuses lie: internal faults are 400, maintenance is 404, an expired token is 403 and so is an unknown job, and
 two kinds of 402 need opposite reactions.  So a refusal is judged by call, status, words and code, by the first rule
@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from pydantic import BaseModel, Field, ValidationError
+
 from providers.base import Applied, ErrorKind, ProviderError, Scope
+from providers.http import Answer, NoAnswerError
 
 SETTLE_SECONDS: Final = 120.0
 """How long a submission whose answer was lost may still turn up: Core asks its provider up to six times, 5 s each."""
 MAINTENANCE_SECONDS: Final = 60.0
 RATE_SECONDS: Final = 60.0
 _PREVIEW: Final = 200
+_BODY_PREVIEW: Final = 500
 
 
 class Call(StrEnum):
@@ -34,6 +38,11 @@ class Call(StrEnum):
         return self in (Call.SUBMIT, Call.TERMINATE)
 
 
+class _ErrorBody(BaseModel):
+    why: str
+    error_code: str | None = Field(default=None, alias="errorCode")
+
+
 @dataclass(frozen=True)
 class Refusal:
     """An answer that is no success."""
@@ -44,6 +53,16 @@ class Refusal:
     is_json: bool = False
     """UCloud itself answered, and no gateway in front of it."""
     retry_after: float | None = None
+
+    @classmethod
+    def of(cls, answer: Answer) -> "Refusal":
+        """Return what an error answer says, whatever the shape of its body."""
+        try:
+            body = _ErrorBody.model_validate_json(answer.body)
+        except ValidationError:
+            words = answer.body[:_BODY_PREVIEW].decode(errors="replace")
+            return cls(answer.status, words, retry_after=answer.retry_after)
+        return cls(answer.status, body.why, body.error_code or "", is_json=True, retry_after=answer.retry_after)
 
     @property
     def is_expired_token(self) -> bool:
@@ -67,7 +86,7 @@ class Rule:
     wait: float | None = None
 
     def fits(self, call: Call, refusal: Refusal) -> bool:
-        """Whether it speaks about this refusal."""
+        """Return whether it applies to this refusal."""
         statuses = self.status if isinstance(self.status, range) else (self.status,)
         return (
             refusal.status in statuses
@@ -113,7 +132,7 @@ RULES: Final = (
 
 
 def refused(call: Call, refusal: Refusal) -> ProviderError:
-    """The error that a refusal is."""
+    """Return the error that an error answer is."""
     rule = next(rule for rule in RULES if rule.fits(call, refusal))
     applied = rule.applied if call.mutates else Applied.NO
     wait = refusal.retry_after if refusal.retry_after is not None else rule.wait
@@ -129,15 +148,11 @@ def refused(call: Call, refusal: Refusal) -> ProviderError:
     )
 
 
-def unanswered(call: Call, reason: str, *, sent: bool) -> ProviderError:
-    """No answer came.
-
-    Args:
-        sent: whether the request may have arrived.
-    """
-    applied = Applied.MAYBE if call.mutates and sent else Applied.NO
+def unanswered(call: Call, error: NoAnswerError) -> ProviderError:
+    """Return the error of a call that got no answer."""
+    applied = Applied.MAYBE if call.mutates and error.sent else Applied.NO
     return ProviderError(
-        f"ucloud: {call} got no answer: {reason}",
+        f"ucloud: {call} got no answer: {error}",
         kind=ErrorKind.TRANSIENT,
         applied=applied,
         scope=Scope.PROVIDER,
@@ -147,7 +162,7 @@ def unanswered(call: Call, reason: str, *, sent: bool) -> ProviderError:
 
 
 def unreadable(call: Call, reason: str) -> ProviderError:
-    """A success came whose content is none."""
+    """Return the error of a success whose content makes no sense."""
     applied = Applied.MAYBE if call.mutates else Applied.NO
     return ProviderError(
         f"ucloud: {call} succeeded, but its answer cannot be understood: {reason}",
@@ -159,8 +174,13 @@ def unreadable(call: Call, reason: str) -> ProviderError:
     )
 
 
+def not_sent(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> ProviderError:
+    """Return the error of what is refused here, before any call."""
+    return ProviderError(f"ucloud: {message}", kind=kind, applied=Applied.NO, scope=scope, code="not sent")
+
+
 def _settled(call: Call, applied: Applied, wait: float | None) -> float | None:
-    """Nothing is known of a lost submission before it can have come through."""
+    """Return when to try again: nothing is known of a lost submission before it can have come through."""
     if call is Call.SUBMIT and applied is Applied.MAYBE:
         return max(wait or 0.0, SETTLE_SECONDS)
     return wait

@@ -12,16 +12,15 @@ from providers.base import (
     OPERATION_LABEL,
     USER_DATA_LABEL,
     Access,
-    Applied,
     Create,
     ErrorKind,
     Instance,
     Offer,
     Phase,
-    ProviderError,
     Resources,
     Scope,
 )
+from providers.ucloud.errors import not_sent
 from providers.ucloud.models import Category, Job, Product, SupportedProduct
 from providers.ucloud.settings import UCloudSettings
 
@@ -49,17 +48,18 @@ _SSH: Final = re.compile(r"^SSH\b.*?\bssh\s+(?P<user>[^\s@]+)@(?P<host>\S+)\s+-p
 
 
 def is_final(job: Job) -> bool:
-    """Whether it has ended for good."""
+    """Return whether a job has ended for good."""
     return job.status.state in FINAL
 
 
 def phase_of(job: Job, *, is_stopping: bool = False) -> Phase:
-    """Where a job stands.
+    """Return the phase of a job.
 
     SUSPENDED is part of every first boot, and a loss afterwards.  A queue without end stays booting: only the caller
-    knows how long it will wait.  A state that nobody knows proves nothing, so the job counts as what it was before.
+    knows how long it will wait.  An unknown state proves nothing, so the job counts as what it was before.
 
     Args:
+        job: as listed.
         is_stopping: its end was asked for a moment ago; UCloud has no state for that.
     """
     state, has_run = job.status.state, job.status.started_at is not None
@@ -73,7 +73,7 @@ def phase_of(job: Job, *, is_stopping: bool = False) -> Phase:
 
 
 def instance(job: Job, *, is_stopping: bool = False, adopted: bool = False) -> Instance:
-    """A job as an instance; what travelled in its labels for the guest is left out."""
+    """Return a job as an instance, without what travelled in its labels for the guest."""
     labels = {key: value for key, value in job.labels.items() if key != USER_DATA_LABEL}
     said = [update.status for update in job.updates if update.status]
     return Instance(
@@ -93,18 +93,18 @@ def instance(job: Job, *, is_stopping: bool = False, adopted: bool = False) -> I
 
 
 def _progress(job: Job) -> datetime | None:
-    """When it last came nearer to running: its machine was made, got a port for SSH, or began to run.
+    """Return when it last came nearer to running: its machine was made, got a port for SSH, or began to run.
 
-    What is said of a job in the queue is why it does not go on, so that is no step.
+    What is said of a job in the queue is why it does not go on, so that is no progress.
     """
-    steps = [
+    times = [
         update.timestamp
         for update in job.updates
         if update.state not in (None, QUEUED) or _SSH.search(update.status or "") is not None
     ]
     if job.status.started_at is not None:
-        steps.append(job.status.started_at)
-    return _time(max(steps)) if steps else None
+        times.append(job.status.started_at)
+    return _time(max(times)) if times else None
 
 
 def _time(milliseconds: int) -> datetime:
@@ -112,7 +112,7 @@ def _time(milliseconds: int) -> datetime:
 
 
 def access(job: Job) -> Access | None:
-    """Where sshd was told to listen: the last port since the machine last stopped, which frees it."""
+    """Return where sshd listens: the last port since the machine last stopped, which frees it."""
     found: Access | None = None
     runs = False
     for update in job.updates:
@@ -128,12 +128,12 @@ def access(job: Job) -> Access | None:
 
 
 def offers(products: Iterable[SupportedProduct], settings: UCloudSettings) -> list[Offer]:
-    """Everything that can be a virtual machine under these settings."""
+    """Return everything that can be a virtual machine under these settings."""
     return [_offer(item, settings) for item in products if _obstacle(item, settings) is None]
 
 
 def product_for(want: Create, products: Iterable[SupportedProduct], settings: UCloudSettings) -> SupportedProduct:
-    """The product that an order names.
+    """Return the product that an order names.
 
     Raises:
         ProviderError: there is none, it may not be used, or it cannot be had at the moment.
@@ -146,20 +146,15 @@ def product_for(want: Create, products: Iterable[SupportedProduct], settings: UC
     else:
         obstacle = _obstacle(found[0], settings)
         if obstacle is None:
-            return _to_be_had(found[0], want)
+            return _in_stock(found[0], want)
         problem = obstacle
-    raise refusal(f"{want.type} at {want.location} cannot be ordered: {problem}", ErrorKind.CONFIG, Scope.OFFER)
+    raise not_sent(ErrorKind.CONFIG, f"{want.type} at {want.location} cannot be ordered: {problem}", Scope.OFFER)
 
 
-def refusal(message: str, kind: ErrorKind, scope: Scope) -> ProviderError:
-    """An order that is not sent."""
-    return ProviderError(f"ucloud: {message}", kind=kind, applied=Applied.NO, scope=scope, code="not sent")
-
-
-def _to_be_had(item: SupportedProduct, want: Create) -> SupportedProduct:
-    """UCloud would take the order and let it wait without end."""
+def _in_stock(item: SupportedProduct, want: Create) -> SupportedProduct:
+    """Return the product if a machine is free; otherwise UCloud would take the order and let it wait without end."""
     if item.support.queue_status == "FULL":
-        raise refusal(f"no machine of {want.type} is free", ErrorKind.CAPACITY, Scope.OFFER)
+        raise not_sent(ErrorKind.CAPACITY, f"no machine of {want.type} is free", Scope.OFFER)
     return item
 
 
@@ -172,7 +167,7 @@ def _obstacle(item: SupportedProduct, settings: UCloudSettings) -> str | None:
     if product.gpu and not settings.allow_gpu:
         return "allow_gpu is off; turn it on once a test boot has shown that its virtual machines have the GPU"
     if not product.cpu or not product.memory_in_gigs:
-        return "its size is not known"
+        return "its size is unknown"
     return None
 
 
@@ -191,7 +186,7 @@ def _offer(item: SupportedProduct, settings: UCloudSettings) -> Offer:
 
 
 def _price(product: Product, euro_per_unit: Decimal | None) -> Decimal | None:
-    """Euro an hour; UCloud's own price is in units of its category, or in millionths of them."""
+    """Return the price in Euro per hour; UCloud's own is in units of its category, or in millionths of them."""
     category: Category = product.category
     if category.free_to_use:
         return Decimal(0)
@@ -206,7 +201,7 @@ def _price(product: Product, euro_per_unit: Decimal | None) -> Decimal | None:
 
 
 def specification(want: Create, item: SupportedProduct, settings: UCloudSettings) -> dict[str, object]:
-    """The job that an order becomes.
+    """Return the job that an order becomes.
 
     Raises:
         ProviderError: UCloud could not carry out the order as it stands.
@@ -214,7 +209,7 @@ def specification(want: Create, item: SupportedProduct, settings: UCloudSettings
     application, _, version = want.image.rpartition("/")
     if not application or not version:
         message = f"the image {want.image!r} must be an application and its version, as vm-ubuntu/24.04"
-        raise refusal(message, ErrorKind.CONFIG, Scope.POOL)
+        raise not_sent(ErrorKind.CONFIG, message)
     product = item.product
     return {
         "name": want.name,
@@ -232,12 +227,12 @@ def specification(want: Create, item: SupportedProduct, settings: UCloudSettings
 
 
 def labels(want: Create, settings: UCloudSettings) -> dict[str, str]:
-    """All that a job will ever carry: UCloud may undo a change that is made while it boots."""
+    """Return all labels that a job will ever carry: UCloud may undo a change that is made while it boots."""
     made: dict[str, str] = {}
     for key, value in want.labels.items():
         lower = key.strip().lower()
         if lower in made or lower.startswith(RESERVED) or not lower or len(lower) > MAX_KEY or "\n" in lower:
-            raise refusal(f"the label {key!r} cannot be carried", ErrorKind.CONFIG, Scope.POOL)
+            raise not_sent(ErrorKind.CONFIG, f"the label {key!r} cannot be carried")
         made[lower] = value
     made |= {DEPLOYMENT_LABEL: want.deployment, OPERATION_LABEL: want.operation_id, NAME_LABEL: want.name}
     if settings.bootstrap_folder is not None:
@@ -246,7 +241,7 @@ def labels(want: Create, settings: UCloudSettings) -> dict[str, str]:
 
 
 def script_path(folder: str, script: str) -> str:
-    """Where an instance finds the script: a folder is mounted under its own last name."""
+    """Return where an instance finds the script: a folder is mounted under its own last name."""
     return f"/work/{folder.rpartition('/')[2]}/{script}"
 
 
@@ -256,10 +251,10 @@ def _user_data(want: Create, settings: UCloudSettings) -> dict[str, str]:
     size = len(want.user_data.encode())
     if size > MAX_USER_DATA:
         message = f"user data is {size} bytes, over the {MAX_USER_DATA} that fit"
-        raise refusal(message, ErrorKind.CONFIG, Scope.POOL)
+        raise not_sent(ErrorKind.CONFIG, message)
     if settings.bootstrap_folder is None:
         message = "there is user data, but no bootstrap_folder whose script could read it"
-        raise refusal(message, ErrorKind.CONFIG, Scope.POOL)
+        raise not_sent(ErrorKind.CONFIG, message)
     return {USER_DATA_LABEL: want.user_data}
 
 

@@ -1,4 +1,4 @@
-"""The six methods over jobs."""
+"""The six methods over jobs of a project."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,8 +27,7 @@ from providers.base import (
 )
 from providers.ucloud import mapping
 from providers.ucloud.client import UCloudClient
-from providers.ucloud.credential import secret
-from providers.ucloud.errors import SETTLE_SECONDS
+from providers.ucloud.errors import SETTLE_SECONDS, not_sent
 from providers.ucloud.mapping import MAX_USER_DATA
 from providers.ucloud.models import Job
 from providers.ucloud.settings import UCloudSettings, parse
@@ -76,7 +75,7 @@ class UCloudProvider(ComputeProvider):
         parsed = parse(settings)
         client = UCloudClient(
             parsed.base_url,
-            secret(parsed, environ),
+            parsed.credential(environ),
             project=parsed.project,
             seconds=parsed.request_seconds,
             page_size=parsed.page_size,
@@ -88,12 +87,12 @@ class UCloudProvider(ComputeProvider):
         return mapping.offers(self._client.products(), self._settings)
 
     def list(self) -> Inventory:
-        """Every job of the deployment, the ended ones as gone: UCloud lists them for ever."""
+        """Return every job of the deployment, the ended ones as gone: UCloud lists them for ever."""
         listing = self._client.browse(self._mine())
         self._check_project(listing.jobs)
         now = self._clock()
         self._stopping = {job: until for job, until in self._stopping.items() if until > now}
-        jobs = self._explained(listing.jobs)
+        jobs = self._with_history(listing.jobs)
         return Inventory(tuple(self._view(job) for job in jobs), taken_at=listing.taken_at)
 
     def get(self, ref: Ref) -> Instance | None:
@@ -101,7 +100,7 @@ class UCloudProvider(ComputeProvider):
         return self._view(found[0]) if found else None
 
     def create(self, want: Create) -> Instance:
-        """Orders one job, unless the operation has one already, even one that has ended.
+        """Order one job, unless the operation has one already, even one that has ended.
 
         UCloud knows no unique names and no idempotency, so that look is all that there is, and it proves nothing about
         an order that may still be under way: after an outcome that is unknown, the caller lets ``settle_seconds`` pass
@@ -117,9 +116,9 @@ class UCloudProvider(ComputeProvider):
         return self._ordered(want, accepted.id, accepted.at)
 
     def delete(self, ref: Ref) -> Deleted:
-        """Ends every live job that is meant: one by its id, all that share it by a name.
+        """End every live job that ``ref`` names: one by its id, all that share it by a name.
 
-        Gone is only what is read in a final state; what UCloud says to the order itself proves nothing.
+        Only a job read in a final state is gone; what UCloud answers to the order itself proves nothing.
         """
         alive = [job for job in self._find(ref) if not mapping.is_final(job)]
         for job in alive:
@@ -128,7 +127,7 @@ class UCloudProvider(ComputeProvider):
         return Deleted.ACCEPTED if alive else Deleted.GONE
 
     def connect(self, instance: Instance) -> Access | None:
-        """The address that UCloud assigned for SSH; that it is assigned does not say that it answers yet."""
+        """Return the address that UCloud assigned for SSH, which may not answer yet."""
         jobs = self._client.browse(self._mine(), ids=(instance.id,), updates=True).jobs
         return mapping.access(jobs[0]) if jobs else None
 
@@ -138,7 +137,7 @@ class UCloudProvider(ComputeProvider):
         return {DEPLOYMENT_LABEL: deployment or self._deployment}
 
     def _find(self, ref: Ref) -> tuple[Job, ...]:
-        """The jobs that are meant, the best first.
+        """Return the jobs that ``ref`` names, the best first.
 
         A browse, because retrieving a job that does not exist is answered as a bad token is.
         """
@@ -147,14 +146,14 @@ class UCloudProvider(ComputeProvider):
         self._check_project(jobs)
         return _best(tuple(job for job in jobs if ref.name in (None, job.labels.get(NAME_LABEL))))
 
-    def _explained(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-        """The jobs, those that wait with their history: it tells why."""
+    def _with_history(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+        """Return the jobs, those that wait with their history, which says why."""
         waiting = [job.id for job in jobs if job.status.state in mapping.WAITING]
-        told: dict[str, Job] = {}
+        known: dict[str, Job] = {}
         for start in range(0, len(waiting), IDS_AT_ONCE):
             ids = waiting[start : start + IDS_AT_ONCE]
-            told |= {job.id: job for job in self._client.browse(self._mine(), ids=ids, updates=True).jobs}
-        return tuple(told.get(job.id, job) for job in jobs)
+            known |= {job.id: job for job in self._client.browse(self._mine(), ids=ids, updates=True).jobs}
+        return tuple(known.get(job.id, job) for job in jobs)
 
     def _view(self, job: Job, *, adopted: bool = False) -> Instance:
         is_stopping = self._stopping.get(job.id, float("-inf")) > self._clock()
@@ -173,14 +172,14 @@ class UCloudProvider(ComputeProvider):
         )
 
     def _check_project(self, jobs: tuple[Job, ...]) -> None:
-        """An API token brings its own project, and UCloud ignores the one that is asked for."""
+        """Raise if jobs are of another project: an API token brings its own, and UCloud ignores the one asked for."""
         wanted = self._settings.project
         other = next((job for job in jobs if wanted is not None and job.owner.project != wanted), None)
         if other is not None:
             message = f"job {other.id} is in project {other.owner.project}, not {wanted}; the token is for another one"
-            raise mapping.refusal(message, ErrorKind.CONFIG, Scope.PROVIDER)
+            raise not_sent(ErrorKind.CONFIG, message, Scope.PROVIDER)
 
 
 def _best(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Live ones first, and of several the oldest, which is the one that is kept."""
+    """Return live jobs first, and of several the oldest first, which is the one that is kept."""
     return tuple(sorted(jobs, key=lambda job: (mapping.is_final(job), job.number)))

@@ -5,9 +5,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from providers.base import SettingsError
+from providers import settings
+from providers.ucloud.client import Credential
 
 BASE_URL: Final = "https://cloud.sdu.dk"
 DISK_LEAST: Final = 15
@@ -72,20 +73,21 @@ class UCloudSettings(BaseModel):
             raise ValueError(f"set exactly one of {', '.join(SECRETS)}; {', '.join(named) or 'none'} is set")
         return self
 
+    def credential(self, environ: Mapping[str, str]) -> Credential:
+        """Return the credential that the settings name.
 
-def parse(settings: Mapping[str, object]) -> UCloudSettings:
-    """The settings, checked.
+        Raises:
+            SettingsError: it is not there, or empty.
+        """
+        key = next(key for key in SECRETS if getattr(self, key) is not None)
+        token = settings.read_token(getattr(self, key), setting=f"ucloud: {key}", environ=environ)
+        return Credential(token, is_refresh_token=key.startswith("refresh"))
+
+
+def parse(table: Mapping[str, object]) -> UCloudSettings:
+    """Return the provider's table, checked.
 
     Raises:
         SettingsError: names each wrong key.
     """
-    try:
-        return UCloudSettings.model_validate(settings)
-    except ValidationError as error:
-        problems = "; ".join(_problem(item["loc"], item["msg"]) for item in error.errors())
-        raise SettingsError(f"ucloud: {problems}") from None
-
-
-def _problem(where: tuple[int | str, ...], message: str) -> str:
-    path = ".".join(map(str, where))
-    return f"{path}: {message}" if path else message
+    return settings.parse(UCloudSettings, table, kind="ucloud")

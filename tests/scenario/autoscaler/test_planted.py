@@ -20,7 +20,7 @@ from autoscaler.executor import Executor
 from autoscaler.instances import Creator
 from autoscaler.reconcile import Reconciler
 from providers.base import Applied, Ref
-from providers.rate_limit import Budget, Need
+from providers.rate_limit import Priority, RateLimit
 from providers.testing.fake import FakeProvider
 from tests.scenario.autoscaler.fake_gateway import FakeGateway
 from tests.scenario.autoscaler.happenings import worlds
@@ -199,12 +199,12 @@ def deletes_go_by_the_name(patch: pytest.MonkeyPatch) -> None:
 
 
 def calls_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Budget, "wait", lambda _self, _need: 0.0)
+    patch.setattr(RateLimit, "wait", lambda _self, _priority: 0.0)
 
 
 def nothing_is_kept_for_deletes(patch: pytest.MonkeyPatch) -> None:
-    real = Budget.wait
-    patch.setattr(Budget, "wait", lambda self, _need: real(self, Need.DELETE))
+    real = RateLimit.wait
+    patch.setattr(RateLimit, "wait", lambda self, _priority: real(self, Priority.DELETE))
 
 
 def nobody_locks(patch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from providers.base import (
     Ref,
     Scope,
 )
-from providers.rate_limit import Budget, Need
+from providers.rate_limit import Priority, RateLimit
 from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
 from simulator.journal import MemoryJournal
 from tests.scenario.autoscaler.audit import Audit, AuditedProvider, Violation, must
@@ -50,7 +50,7 @@ class RateLimitedProvider(AuditedProvider):
 
     def __init__(self, cloud: FakeCloud, deployment: str, monotonic: Callable[[], float]) -> None:
         super().__init__(cloud, deployment)
-        self.budget = Budget(self.kept, monotonic)
+        self.rate_limit = RateLimit(self.kept, kind="fake", monotonic=monotonic)
 
     @property
     def kept(self) -> int:
@@ -58,29 +58,29 @@ class RateLimitedProvider(AuditedProvider):
         return (self.caps.calls_per_hour or 0) // KEPT_PART
 
     def offers(self) -> list[Offer]:
-        return self.counted(Need.OPTIONAL, super().offers)
+        return self.counted(Priority.OPTIONAL, super().offers)
 
     def list(self) -> Inventory:
-        return self.counted(Need.CREATE, super().list)
+        return self.counted(Priority.CREATE, super().list)
 
     def get(self, ref: Ref) -> Instance | None:
-        return self.counted(Need.CREATE, lambda: super(RateLimitedProvider, self).get(ref))
+        return self.counted(Priority.CREATE, lambda: super(RateLimitedProvider, self).get(ref))
 
     def create(self, want: Create) -> Instance:
-        return self.counted(Need.CREATE, lambda: super(RateLimitedProvider, self).create(want))
+        return self.counted(Priority.CREATE, lambda: super(RateLimitedProvider, self).create(want))
 
     def delete(self, ref: Ref) -> Deleted:
-        if self.budget.wait(Need.DELETE) > 0:
+        if self.rate_limit.wait(Priority.DELETE) > 0:
             self.audit.has_no_call_for_a_delete(self.kept)
-        return self.counted(Need.DELETE, lambda: super(RateLimitedProvider, self).delete(ref))
+        return self.counted(Priority.DELETE, lambda: super(RateLimitedProvider, self).delete(ref))
 
-    def counted(self, need: Need, call: Callable[[], T]) -> T:
-        self.budget.require(need)
+    def counted(self, priority: Priority, call: Callable[[], T]) -> T:
+        self.rate_limit.require(priority)
         try:
             return call()
         finally:
             told = {"RateLimit-Limit": self.caps.calls_per_hour, "RateLimit-Remaining": self.cloud.calls_left()}
-            self.budget.note({name: str(value) for name, value in told.items()})
+            self.rate_limit.note({name: str(value) for name, value in told.items()})
 
 
 class WatchedMemory(Watched, MemoryJournal):

@@ -1,11 +1,10 @@
-"""hcloud in hand: one call is one call, bounded, in the token's name, and on the provider's clock."""
+"""hcloud's resource clients over our own exchanges: one call is one call, bounded, and on the provider's clock."""
 
 import http.server
 import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -14,14 +13,19 @@ import pytest
 from hcloud.images import Image
 from hcloud.server_types import ServerType
 
-from providers.base import Applied, ErrorKind, ProviderError
-from providers.hetzner.client import Api
+from providers.base import Applied, Deleted, ErrorKind, ProviderError, Ref
+from providers.hetzner.client import HetznerClient
 from providers.hetzner.settings import parse
-from providers.rate_limit import Need
+from providers.rate_limit import Priority
 from tests.fakes.hetzner.clock import EPOCH
 from tests.unit.providers.hetzner.lab import Lab, order
 
 NEVER_SLEEPS = SimpleNamespace(sleep=lambda _: pytest.fail("it sleeps"))
+
+
+def ask(client: HetznerClient, method: str) -> None:
+    with client.talk(Priority.CREATE) as hetzner:
+        hetzner.request(method, "/servers")
 
 
 def calls(lab: Lab) -> int:
@@ -29,7 +33,7 @@ def calls(lab: Lab) -> int:
 
 
 def test_hcloud_by_itself_sends_a_create_again_and_sleeps(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why its retries are ended: the caller waits, and is told that the name of its own server is taken."""
+    """Why its transport is not used: the caller waits, and hears that the name of its own server is taken."""
     sleeps: list[float] = []
     monkeypatch.setattr("hcloud._client.time", SimpleNamespace(sleep=sleeps.append))
     lab.cloud.fault("hang", "POST /servers", seconds=1.0)
@@ -67,30 +71,15 @@ def test_a_silent_api_is_left(lab: Lab) -> None:
     assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.NO)
 
 
-def test_nobody_listens() -> None:
-    settings = parse({"endpoint": "http://127.0.0.1:9/v1", "ssh_keys": ["fleet"]})
+def test_where_nobody_listens_nothing_was_applied() -> None:
     with pytest.raises(ProviderError) as caught:
-        Api(settings, "t").call("POST", "/servers", need=Need.CREATE, body={})
-    assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.MAYBE)
+        ask(HetznerClient(parse({"endpoint": "http://127.0.0.1:9/v1", "ssh_keys": ["fleet"]}), "t"), "POST")
+    assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.NO)
 
 
 def test_times_are_the_providers(lab: Lab) -> None:
     lab.advance(90)
     assert lab.provider().list().taken_at == datetime.fromtimestamp(EPOCH + 90, UTC)
-
-
-def test_a_password_in_netrc_does_not_replace_the_token(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "netrc").write_text("default login somebody password secret\n")
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert lab.provider().list().instances == ()
-
-
-def test_another_hcloud_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.hetzner.client.Client", lambda *_, **__: SimpleNamespace(_client=object()))
-    with pytest.raises(RuntimeError, match="install hcloud<3"):
-        Api(parse({"ssh_keys": ["fleet"]}), "t")
 
 
 class Odd(http.server.BaseHTTPRequestHandler):
@@ -116,13 +105,13 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def odd() -> Iterator[tuple[type[Odd], Api]]:
+def odd() -> Iterator[tuple[type[Odd], HetznerClient]]:
     handler = type("One", (Odd,), {"status": 200, "body": b"{}", "extra": {}, "seen": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    yield handler, Api(parse({"endpoint": endpoint, "ssh_keys": ["fleet"]}), "t")
+    yield handler, HetznerClient(parse({"endpoint": endpoint, "ssh_keys": ["fleet"]}), "t")
     server.shutdown()
     server.server_close()
     thread.join(10)
@@ -138,28 +127,59 @@ def odd() -> Iterator[tuple[type[Odd], Api]]:
         (200, [1, 2], Applied.MAYBE),
     ],
 )
-def test_bodies_of_another_shape(odd: tuple[type[Odd], Api], status: int, body: object, applied: Applied) -> None:
-    handler, api = odd
+def test_bodies_of_another_shape(
+    odd: tuple[type[Odd], HetznerClient], status: int, body: object, applied: Applied
+) -> None:
+    handler, client = odd
     handler.status, handler.body = status, json.dumps(body).encode()
     handler.extra = {"Date": "Tue, 01 Jan 2030 00:00:00 GMT"}
     with pytest.raises(ProviderError) as caught:
-        api.call("POST", "/servers", need=Need.CREATE, body={})
+        ask(client, "POST")
     assert caught.value.applied is applied
 
 
 @pytest.mark.parametrize("date", [None, "yesterday"])
-def test_an_answer_without_a_time_is_not_understood(odd: tuple[type[Odd], Api], date: str | None) -> None:
-    handler, api = odd
+def test_an_answer_without_a_time_is_not_understood(odd: tuple[type[Odd], HetznerClient], date: str | None) -> None:
+    handler, client = odd
     handler.extra = {"Date": date} if date is not None else {}
     with pytest.raises(ProviderError, match="Date") as caught:
-        api.call("GET", "/servers", need=Need.LIST)
+        ask(client, "GET")
     assert caught.value.kind is ErrorKind.BUG
 
 
-def test_a_redirect_is_not_followed(odd: tuple[type[Odd], Api]) -> None:
-    handler, api = odd
-    handler.status, handler.extra = 302, {"Location": "/elsewhere"}
+# -- rate limit -------------------------------------------------------------------------------------------------------
+
+
+def test_deletes_go_on_in_the_reserve(lab: Lab) -> None:
+    provider = lab.provider()
+    made = provider.create(order())
+    lab.cloud.ask("budget", left=10)
+    provider.list()
+    before = lab.cloud.audit()["calls"]
+    for call in (provider.offers, provider.list, lambda: provider.create(order(2)), lambda: provider.get(Ref(id="1"))):
+        with pytest.raises(ProviderError) as caught:
+            call()
+        assert (caught.value.kind, caught.value.applied) == (ErrorKind.RATE_LIMIT, Applied.NO)
+        assert caught.value.retry_after is not None
+        assert caught.value.retry_after > 0
+    assert lab.cloud.audit()["calls"] == before, "it asked all the same"
+    assert provider.delete(Ref(id=made.id)) is Deleted.ACCEPTED
+
+
+def test_calls_come_back_with_time(lab: Lab) -> None:
+    provider = lab.provider()
+    lab.cloud.ask("budget", left=0)
     with pytest.raises(ProviderError) as caught:
-        api.call("POST", "/servers", need=Need.CREATE, body={})
-    assert caught.value.applied is Applied.MAYBE
-    assert handler.seen == ["/servers"]
+        provider.create(order())
+    assert caught.value.retry_after == pytest.approx(601)
+    lab.advance(602)
+    provider.create(order())
+
+
+def test_looking_for_leftovers_waits_while_calls_are_scarce(lab: Lab) -> None:
+    lab.cloud.ask("budget", left=800)
+    provider = lab.provider()
+    provider.list()
+    before = lab.cloud.audit()["calls"]
+    provider.list()
+    assert lab.cloud.audit()["calls"] == before + 1

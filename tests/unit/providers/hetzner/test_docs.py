@@ -21,7 +21,7 @@ def test_the_table_of_settings_is_the_code() -> None:
 
 def test_the_example_is_accepted() -> None:
     (example,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert parse(tomllib.loads(example)["providers"]["hetzner"]).told == "private"
+    assert parse(tomllib.loads(example)["providers"]["hetzner"]).reached == "private"
 
 
 @pytest.mark.parametrize(

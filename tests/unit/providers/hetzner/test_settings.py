@@ -51,7 +51,7 @@ def test_the_token_is_named_and_never_stands_in_the_settings(tmp_path: Path) -> 
         with pytest.raises(SettingsError, match="token"):
             made(problem)
     file.write_text("")
-    with pytest.raises(SettingsError, match="holds no API token"):
+    with pytest.raises(SettingsError, match="holds no token"):
         made({"token_file": str(file)})
     file.write_text("two\nlines")
     with pytest.raises(SettingsError, match="characters"):

@@ -3,15 +3,13 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from providers.base import Applied, ErrorKind, ProviderError
-from providers.ucloud.client import TOKEN_SECONDS, UCloudClient
-from providers.ucloud.credential import Secret
-from tests.fakes.ucloud.auth import PROJECT, REFRESH_TOKEN
+from providers.ucloud.client import TOKEN_SECONDS, Credential, UCloudClient
+from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.lab import CPU, Lab, order
 from tests.fakes.ucloud.remote import Remote
 from tests.fakes.ucloud.web import Reply, Request, WebServer
@@ -20,8 +18,10 @@ Serve = Callable[[Callable[[Request], Reply]], str]
 
 
 def client(url: str, *, refresh: bool = False, seconds: float = 20.0, **given: Any) -> UCloudClient:
-    secret = Secret(REFRESH_TOKEN if refresh else "uc0a-secret-of-the-service", is_refresh_token=refresh)
-    return UCloudClient(url, secret, project=PROJECT, seconds=seconds, **{"page_size": 4, "max_pages": 100, **given})
+    credential = Credential(REFRESH_TOKEN if refresh else API_TOKEN, is_refresh_token=refresh)
+    return UCloudClient(
+        url, credential, project=PROJECT, seconds=seconds, **{"page_size": 4, "max_pages": 100, **given}
+    )
 
 
 @pytest.fixture
@@ -86,20 +86,6 @@ def test_an_unreachable_sign_in_is_not_a_bad_credential(account: Lab, remote: Re
     assert (error.kind, error.applied) == (ErrorKind.TRANSIENT, Applied.NO)
 
 
-def test_a_netrc_does_not_replace_the_credential(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login x password y\n")
-    monkeypatch.setenv("NETRC", str(netrc))
-    seen: list[str] = []
-
-    def answer(request: Request) -> Reply:
-        seen.append(request.headers["authorization"])
-        return Reply.of({"productsByProvider": {}})
-
-    client(serve(answer)).products()
-    assert seen == ["Bearer uc0a-secret-of-the-service"]
-
-
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +110,7 @@ def test_a_redirect_is_not_followed(serve: Serve) -> None:
 
 
 def test_an_answer_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.ucloud.client.MAX_ANSWER", 1000)
+    monkeypatch.setattr("providers.http.MAX_BODY", 1000)
     url = serve(lambda _: Reply(200, b" " * 70_000))
     assert refusal(client(url).products).kind is ErrorKind.BUG
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from providers.base import Applied, ErrorKind, Scope
+from providers.http import NoAnswerError
 from providers.ucloud.errors import SETTLE_SECONDS, Call, Refusal, refused, unanswered, unreadable
 
 K, S = ErrorKind, Scope
@@ -85,7 +86,11 @@ def test_every_status_has_a_meaning_and_reads_change_nothing(call: Call) -> None
 
 
 def test_a_lost_submission_is_not_asked_about_before_it_can_have_come_through() -> None:
-    lost = [unanswered(SUBMIT, "reset", sent=True), unreadable(SUBMIT, "no json"), refused(SUBMIT, said(502))]
+    lost = [
+        unanswered(SUBMIT, NoAnswerError("reset", sent=True)),
+        unreadable(SUBMIT, "no json"),
+        refused(SUBMIT, said(502)),
+    ]
     assert [error.retry_after for error in lost] == [SETTLE_SECONDS] * 3
     slowed = refused(SUBMIT, Refusal(429, is_json=True, retry_after=300.0))
     assert slowed.retry_after == 300.0
@@ -93,7 +98,7 @@ def test_a_lost_submission_is_not_asked_about_before_it_can_have_come_through() 
 
 
 def test_what_was_never_sent_was_not_applied() -> None:
-    assert unanswered(SUBMIT, "refused", sent=False).applied is NO
+    assert unanswered(SUBMIT, NoAnswerError("refused", sent=False)).applied is NO
 
 
 def test_the_servers_words_are_cut_and_kept_on_one_line() -> None:

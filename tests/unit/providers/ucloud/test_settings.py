@@ -9,7 +9,6 @@ import pytest
 
 from providers import registry
 from providers.base import ComputeProvider, SettingsError
-from providers.ucloud.credential import secret
 from providers.ucloud.settings import parse
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -48,23 +47,23 @@ def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
 def test_a_token_comes_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("refresh-me\n")
-    found = secret(parse({"refresh_token_file": path}), {})
-    assert (found.value, found.is_refresh_token) == ("refresh-me", True)
+    found = parse({"refresh_token_file": path}).credential({})
+    assert (found.token, found.is_refresh_token) == ("refresh-me", True)
 
 
 @pytest.mark.parametrize("content", ["", "\n", "two words", "two\nlines"])
 def test_a_file_without_one_token_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
-    with pytest.raises(SettingsError, match="holds no token"):
-        secret(parse({"api_token_file": path}), {})
+    with pytest.raises(SettingsError, match="put one line with the token there"):
+        parse({"api_token_file": path}).credential({})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read .*/absent"):
-        secret(parse({"api_token_file": tmp_path / "absent"}), {})
+        parse({"api_token_file": tmp_path / "absent"}).credential({})
 
 
 def test_a_secret_is_never_shown() -> None:
-    found = secret(parse({"api_token_env": "TOKEN"}), {"TOKEN": "uc0a-hidden"})
+    found = parse({"api_token_env": "TOKEN"}).credential({"TOKEN": "uc0a-hidden"})
     assert "hidden" not in repr(found)
