@@ -1,4 +1,4 @@
-"""``sandboxes autoscaler``: run it, look at its plan, its rows and what it did."""
+"""``sandboxes autoscaler``: run it, or look at its plan, its rows and its events."""
 
 import dataclasses
 import json
@@ -9,25 +9,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from autoscaler import describe, main
-from autoscaler.clock import Clock
+from autoscaler.clock import DaemonClock
 from autoscaler.core import cost
 from autoscaler.offered import Offered, offered
-from autoscaler.reconcile import Report
+from autoscaler.reconcile import TickReport
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.user_data import ucloud_init_script
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.system import Check, Verdict
 from providers import registry
 
-WIDE = 200
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+WIDE: Final = 200
+"""Columns of a table that is not printed to a terminal."""
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 app = typer.Typer(no_args_is_help=True, help="Run the autoscaler, or look at its plan.")
 
@@ -42,9 +44,9 @@ def run(
 ) -> None:
     """Run the daemon in the foreground until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    logging.getLogger("apscheduler").setLevel(logging.CRITICAL)  # the daemon's listeners tell
+    logging.getLogger("apscheduler").setLevel(logging.CRITICAL)  # the daemon logs its events
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with _sentences():
+    with _click_errors():
         main.run(_settings(config), os.environ, execute=execute)
 
 
@@ -57,28 +59,27 @@ def init_script() -> None:
 @app.command()
 def plan(config: Config = None, as_json: AsJson = False) -> None:
     """Show what the next tick would do, without doing it."""
-    with _sentences(), main.assembled(_settings(config), os.environ, once=True) as parts:
+    with _click_errors(), main.assembled(_settings(config), os.environ, once=True) as parts:
         report = parts.reconciler.look()
     if as_json:
         _json(_report(report))
     else:
         names = {intent.operation_id: intent.name for intent in report.world.intents}
         found = [(describe.finding(each, names), getattr(each, "reason", "")) for each in report.findings]
-        _show(("found", "reason"), found)
+        _show(("finding", "reason"), found)
         actions = [(describe.action(each, names), each.reason) for each in report.plan.actions]
         _show(("action", "reason"), actions, "nothing to do")
         _show(("not done", "reason"), [(wait.subject, wait.reason) for wait in report.plan.waits])
     if report.world.nodes is None:
-        typer.echo(
-            "error: the gateway cannot be asked, so this is no whole plan; see gateway_url and token_file", err=True
+        raise click.ClickException(
+            "the gateway cannot be reached, so this plan is incomplete; check gateway_url and token_file"
         )
-        raise typer.Exit(1)
 
 
 @app.command()
 def status(config: Config = None, as_json: AsJson = False) -> None:
-    """Show every instance that is not gone, and what is held back."""
-    with _sentences():
+    """Show every instance that is not gone, and every back-off."""
+    with _click_errors():
         settings = _settings(config)
         main.check_pools(settings, os.environ)
         journal = main.read_journal(settings)
@@ -87,7 +88,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         finally:
             journal.close()
         owner = main.running(settings)
-    held = [each for each in backoffs if each.until > Clock().now()]
+    held = [each for each in backoffs if each.until > DaemonClock().now()]
     if as_json:
         _json({"running": owner, "intents": intents, "backoffs": held})
         return
@@ -103,8 +104,8 @@ def events(
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, the newest last.")] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """Show what happened last."""
-    with _sentences():
+    """Show the latest events."""
+    with _click_errors():
         journal = main.read_journal(_settings(config))
         try:
             found = journal.events(limit)
@@ -119,12 +120,12 @@ def events(
 
 @app.command()
 def pools(config: Config = None, as_json: AsJson = False) -> None:
-    """Show the pools of the settings: their instances, what these cost, and what each pool may buy.
+    """Show the pools of the settings: their instances, their cost, and the offers that each may buy.
 
     Needs no gateway.
     """
-    now = Clock().now()
-    with _sentences():
+    now = DaemonClock().now()
+    with _click_errors():
         settings = _settings(config)
         providers, reasons = main.check_pools(settings, os.environ)
         journal = main.read_journal(settings)
@@ -137,7 +138,7 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     monthly = {name: spent.get(name, Decimal(0)) + cost.cost_of_all(rows, now) for name, rows in mine.items()}
     market = offered(settings.policy().pools, providers, reasons)
     if as_json:
-        told = {
+        facts = {
             pool.name: {
                 "instances": len(mine[pool.name]),
                 "hourly": hourly[pool.name],
@@ -147,7 +148,7 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
             }
             for pool in settings.pools
         }
-        _json([{**pool.model_dump(mode="json"), **told[pool.name]} for pool in settings.pools])
+        _json([{**pool.model_dump(mode="json"), **facts[pool.name]} for pool in settings.pools])
         return
     rows = [
         (
@@ -165,7 +166,7 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
 
 
 def _show_market(market: Mapping[str, Offered]) -> None:
-    """What each pool may buy, and what it names in vain."""
+    """Show what each pool may buy, and what it names that is not sold."""
     rows = [
         (
             pool,
@@ -194,24 +195,22 @@ def _capped(euros: Decimal | None, cap: Decimal | None) -> str:
 @app.command(name="release")
 def release_fleet(
     config: Config = None,
-    within: Annotated[float, typer.Option(min=1, help="Seconds until it gives up.")] = 150.0,
+    within: Annotated[float, typer.Option(min=1, help="Seconds for everything; what is left then is named.")] = 150.0,
 ) -> None:
     """Delete every instance of this fleet, whatever runs on it, and wait until they are gone.
 
     The autoscaler must not run.
     """
-    with _sentences():
+    with _click_errors():
         settings = _settings(config)
         with main.locked(settings):
-            left = main.give_up(settings, os.environ, within)
-    for sentence in left:
-        typer.echo(f"error: {sentence}", err=True)
+            left = main.release_fleet(settings, os.environ, within)
     if left:
-        raise typer.Exit(1)
+        raise click.ClickException("; ".join(map(str, left)))
 
 
 def checks() -> list[Check]:
-    """The autoscaler's rows of ``sandboxes doctor``: every installed provider can be loaded."""
+    """Return the autoscaler's rows of ``sandboxes doctor``: whether every installed provider can be loaded."""
     names = sorted({entry.name for entry in registry.installed()})
     if not names:
         cure = "pip install 'sandbox-fleet[autoscaler]'"
@@ -229,17 +228,16 @@ def _provider_check(name: str) -> Check:
 
 
 @contextmanager
-def _sentences() -> Iterator[None]:
-    """Turns what stops a command into one sentence and exit code 1."""
+def _click_errors() -> Iterator[None]:
+    """Translate what stops a command into click's exception: one sentence and exit code 1."""
     try:
         yield
-    except (ConfigurationError, main.StartError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from error
+    except (ConfigurationError, main.AutoscalerError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _settings(config: Path | None) -> AutoscalerSettings:
-    """The settings; who forgot to name their file is told."""
+    """Load the settings; without a file, an error names the option for one."""
     try:
         return AutoscalerSettings.load(config)
     except ConfigurationError as error:
@@ -248,7 +246,7 @@ def _settings(config: Path | None) -> AutoscalerSettings:
         raise ConfigurationError(f"{error}; name the settings file with --config") from error
 
 
-def _report(report: Report) -> dict[str, Any]:
+def _report(report: TickReport) -> dict[str, Any]:
     return {
         "findings": [_kind(finding) for finding in report.findings],
         "actions": [_kind(action) for action in report.plan.actions],
@@ -273,7 +271,7 @@ def _plain(value: Any) -> Any:
 
 
 def _show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = "") -> None:
-    """A table; in place of one without rows the word for that, if it has one."""
+    """Print a table; in place of one without rows, ``empty``."""
     listed = list(rows)
     if not listed:
         if empty:
@@ -282,5 +280,5 @@ def _show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = ""
     table = Table(*columns, box=None, pad_edge=False)
     for row in listed:
         table.add_row(*row)
-    # A file or a pipe has no width to fit into.
+    # A file or a pipe has no width to fit.
     Console(width=None if sys.stdout.isatty() else WIDE, markup=False).print(table)

@@ -1,4 +1,4 @@
-"""Carries a plan out: the row first, then the call, then what came of it.
+"""Carrying out a plan: the row first, then the call, then its outcome.
 
 A crash at any point leaves a row from which the next tick goes on.  A create whose outcome is unknown is sent again
 under the same name, which cannot make a second instance; one that was given up is never sent again.
@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from functools import partial
 
-from autoscaler.clock import Clock
+from autoscaler.clock import DaemonClock
 from autoscaler.core import backoff
 from autoscaler.core.actions import Action, Boot, CancelDrain, Drain, Forget, Plan, Retry, Stop, Sweep
 from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import DRIFT, Intent, World
-from autoscaler.instances import Chances, Creator
-from autoscaler.instances import Preparation as Preparation
-from autoscaler.instances import new_operation_id as new_operation_id
+from autoscaler.instances import InstanceCreator, Randomness
 from autoscaler.lanes import GATEWAY, Lanes, Turn, TurnOverError
-from autoscaler.observe import Gateway
+from autoscaler.observe import GatewayPort
 from autoscaler.store.journal import Journal
-from autoscaler.throttled_log import Remarks
+from autoscaler.throttled_log import ThrottledLog
+from autoscaler.user_data import LaunchTemplate
 from gateway.client import GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorCode
 from providers.base import ComputeProvider, Deleted, ProviderError, Ref
@@ -39,45 +38,44 @@ class Executor:
         self,
         journal: Journal,
         providers: Mapping[str, ComputeProvider],
-        gateway: Gateway,
+        gateway: GatewayPort,
         policy: FleetPolicy,
-        preparations: Mapping[str, Preparation],
-        clock: Clock,
-        chances: Chances = Chances(),
+        templates: Mapping[str, LaunchTemplate],
+        clock: DaemonClock,
+        randomness: Randomness = Randomness(),
     ) -> None:
         self._journal = journal
         self._providers = providers
         self._gateway = gateway
         self._policy = policy
         self._clock = clock
-        self._remarks = Remarks(log, clock.monotonic)
-        self._creator = Creator(journal, providers, gateway, policy, preparations, clock, chances)
+        self._log = ThrottledLog(log, clock.monotonic)
+        self._creator = InstanceCreator(journal, providers, gateway, policy, templates, clock, randomness)
 
     def carry_out(self, plan: Plan, world: World, turn: Turn, lanes: Lanes, *, first: Sequence[Step] = ()) -> None:
-        """Does every action, those of each provider in order and beside those of the others.
+        """Carry out every action: those of each provider in order, and the providers side by side.
 
-        One that fails does not stop the others.  What takes too long goes on in its lane, and until it ends, that
-        provider counts as blind.
+        An action that fails does not stop the others.  A call that takes too long goes on in its lane, and until it
+        ends, that provider counts as blind.
 
         Args:
             plan: what to do.
             world: what the plan was made from.
-            turn: ends with the time for all of it.
-            lanes: where it acts; those in which the world was looked at.
-            first: what the gateway is told before anything else.
+            turn: bounds the time for all of it.
+            lanes: where to act; those in which the world was observed.
+            first: calls of the gateway that come before everything else there.
         """
-        work = self._sorted(plan, world, turn)
+        work = self._steps_by_lane(plan, world, turn)
         work[GATEWAY] = [*first, *work.get(GATEWAY, [])]
-        begun = [lanes.start(lane, partial(_each, steps, turn)) for lane, steps in work.items() if steps]
+        begun = [lanes.start(lane, partial(_run_lane, steps, turn)) for lane, steps in work.items() if steps]
         done, late = wait([future for future in begun if future is not None], turn.seconds)
         turn.end()
         for future in done:
             future.result()
         if late:
-            self._remarks.tell("calls have not ended in time", f"in {len(late)} lanes, where nothing new is begun")
+            self._log.report("calls have not ended in time", f"nothing new begins in {len(late)} lanes")
 
-    def _sorted(self, plan: Plan, world: World, turn: Turn) -> dict[str, list[Step]]:
-        """The steps of each lane."""
+    def _steps_by_lane(self, plan: Plan, world: World, turn: Turn) -> dict[str, list[Step]]:
         booted = iter(self._creator.write([action for action in plan.actions if isinstance(action, Boot)]))
         homes = {intent.operation_id: intent.provider for intent in world.intents}
         lanes: dict[str, list[Step]] = {}
@@ -91,11 +89,11 @@ class Executor:
                     lane, do = action.provider, partial(self._do, action, turn)
                 case Drain() | CancelDrain() | Forget():
                     lane, do = GATEWAY, partial(self._do, action, turn)
-            lanes.setdefault(lane, []).append(partial(self._guarded, action, do))
+            lanes.setdefault(lane, []).append(partial(self._run, action, do))
         return lanes
 
-    def _guarded(self, action: Action, do: Step) -> None:
-        """One action.  A broken one must not hold up the deletes behind it; its row says where it stands."""
+    def _run(self, action: Action, do: Step) -> None:
+        """Run one action.  A broken one must not hold up the deletes behind it; its row says where it stands."""
         kind = type(action).__name__
         try:
             do()
@@ -103,7 +101,7 @@ class Executor:
             log.info("%s is left to the next tick", kind)
         except (GatewayError, GatewayUnreachableError) as error:
             level = logging.DEBUG if isinstance(action, Forget) else logging.WARNING
-            self._remarks.tell(f"{kind} waits for the gateway", str(error), level=level)
+            self._log.report(f"{kind} waits for the gateway", str(error), level=level)
         except Exception:
             log.exception("%s failed", action)
 
@@ -114,7 +112,7 @@ class Executor:
             case Drain():
                 self._drain(action, turn)
             case CancelDrain():
-                # The call first: if its answer is lost, the row still says that the node is to be stopped.
+                # The call first: if its answer is lost, the row still says that the node is to be deleted.
                 self._gateway.drain(action.node_id, draining=False)
                 known = self._journal.intent(action.operation_id).cause
                 cause = "" if known == DRIFT else known
@@ -143,7 +141,7 @@ class Executor:
         intent = self._journal.intent(action.operation_id)
         if action.drained and not self._is_still_drained(intent):
             return
-        if intent.state is S.BOOTING and self._has_come(intent):
+        if intent.state is S.BOOTING and self._has_registered(intent):
             return
         now = self._clock.now()
         again_at = now + self._policy.delete_retry_seconds
@@ -164,10 +162,10 @@ class Executor:
             self._journal.hold_back(backoff.failed_delete(intent.pool, now=now, reason=f"{intent.name}: {words}"))
             return
         if answer is Deleted.GONE:
-            self._move(intent.operation_id, S.GONE, "the provider has it no more")
+            self._move(intent.operation_id, S.GONE, "the provider no longer has it")
 
     def _is_still_drained(self, intent: Intent) -> bool:
-        """Closes the node once more, and looks: the last moment at which work may have come in, or a person."""
+        """Close the node once more and look: until now, work may have come in, or an operator may have opened it."""
         if intent.node_id is None:
             return True
         try:
@@ -178,8 +176,8 @@ class Executor:
             raise
         return record.sandboxes == 0
 
-    def _has_come(self, intent: Intent) -> bool:
-        """Looks once more: since its first heartbeat, a node of this order may have work."""
+    def _has_registered(self, intent: Intent) -> bool:
+        """Return whether the order has become a node after all, which may have work since its first heartbeat."""
         return any(
             node.instance == intent.name
             and node.operation_id in (None, intent.operation_id)
@@ -190,7 +188,7 @@ class Executor:
     def _sweep(self, action: Sweep) -> None:
         now, key = self._clock.now(), backoff.sweep_key(action.provider, action.instance_id)
         self._journal.record(now, action.instance_id, "sweep", action.reason)
-        words = "it was told to go"
+        words = "its delete was accepted"
         try:
             if self._providers[action.provider].delete(Ref(id=action.instance_id)) is Deleted.GONE:
                 self._journal.release([key])
@@ -212,8 +210,7 @@ class Executor:
         return self._journal.amend(operation_id, now=self._clock.now(), reason=reason, **changes)
 
 
-def _each(steps: Sequence[Step], turn: Turn) -> None:
-    """One lane of a tick."""
+def _run_lane(steps: Sequence[Step], turn: Turn) -> None:
     for step in steps:
         if turn.is_over():
             return

@@ -1,4 +1,4 @@
-"""Creates: the row first, then the call, then what came of it; and what instead when it was refused."""
+"""Creating instances: the row first, then the call, then its outcome, and another offer when it was refused."""
 
 import base64
 import logging
@@ -6,8 +6,9 @@ import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from autoscaler.clock import Clock
+from autoscaler.clock import DaemonClock
 from autoscaler.core import backoff, naming
 from autoscaler.core.actions import Boot
 from autoscaler.core.plan import fallback
@@ -15,70 +16,62 @@ from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import Intent, World
 from autoscaler.lanes import Turn
-from autoscaler.observe import Gateway
+from autoscaler.observe import GatewayPort
 from autoscaler.store.journal import Journal
+from autoscaler.user_data import LaunchTemplate
 from gateway.wire.nodes import JoinTokenRequest
 from providers.base import Applied, ComputeProvider, Create, ErrorKind, ProviderError, Ref
 
 log = logging.getLogger(__name__)
 
 S = IntentState
-TOKEN_MOST = 86_400
-TOKEN_LEAST = 60
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """How the instances of one pool are made ready to become nodes."""
-
-    image: str
-    user_data: Callable[[str, str], str]
-    """From the instance's name and its join token."""
+MAX_TOKEN_SECONDS: Final = 86_400
+MIN_TOKEN_SECONDS: Final = 60
 
 
 def new_operation_id() -> str:
-    """60 random bits in the letters that every cloud allows in names."""
+    """Return 60 random bits in the letters that every cloud allows in names."""
     return base64.b32encode(secrets.token_bytes(8)).decode().lower()[: naming.OPERATION_LENGTH]
 
 
 @dataclass(frozen=True)
-class Chances:
-    """Where randomness comes from; tests bring their own."""
+class Randomness:
+    """Where random values come from; tests bring their own."""
 
     new_id: Callable[[], str] = new_operation_id
-    """Makes operation ids."""
+    """Returns a new operation id."""
     jitter: Callable[[], float] = random.random
-    """Numbers below 1, by which back-offs are shortened."""
+    """Returns a number below 1, by which a back-off is shortened."""
 
 
-class Creator:
-    """Writes intents and makes their instances."""
+class InstanceCreator:
+    """Writes intents and creates their instances."""
 
     def __init__(
         self,
         journal: Journal,
         providers: Mapping[str, ComputeProvider],
-        gateway: Gateway,
+        gateway: GatewayPort,
         policy: FleetPolicy,
-        preparations: Mapping[str, Preparation],
-        clock: Clock,
-        chances: Chances,
+        templates: Mapping[str, LaunchTemplate],
+        clock: DaemonClock,
+        randomness: Randomness,
     ) -> None:
         self._journal = journal
         self._providers = providers
         self._gateway = gateway
         self._policy = policy
         self._pools = {pool.name: pool for pool in policy.pools}
-        self._preparations = preparations
+        self._templates = templates
         self._clock = clock
-        self._chances = chances
+        self._randomness = randomness
 
     def write(self, boots: Sequence[Boot]) -> list[Intent]:
-        """All intents of one plan in one transaction: limits hold from here on, whatever happens next."""
+        """Write all intents of one plan in one transaction: limits hold from here on, whatever happens next."""
         now = self._clock.now()
         intents: list[Intent] = []
         for boot in boots:
-            operation = self._chances.new_id()
+            operation = self._randomness.new_id()
             intents.append(
                 Intent(
                     operation_id=operation,
@@ -101,38 +94,38 @@ class Creator:
         return intents
 
     def boot(self, boot: Boot, intent: Intent, world: World, turn: Turn) -> None:
-        """Makes the instance of a new intent; while its offer cannot be had, of the next offer that fits.
+        """Create the instance of a new intent; where its offer has no capacity, one of the next offer that fits.
 
         Each refusal backs its offer off, so this ends with the offers.  A try whose outcome is unknown ends it too: it
-        may have made something.
+        may have created something.
         """
         while (error := self.create(intent, turn)) is not None:
             if error.kind is not ErrorKind.CAPACITY:
                 return
-            instead = self._instead(boot, world, turn)
-            if instead is None:
+            substitute = self._substitute(boot, world, turn)
+            if substitute is None:
                 return
-            boot, intent = instead
+            boot, intent = substitute
 
-    def _instead(self, refused: Boot, world: World, turn: Turn) -> tuple[Boot, Intent] | None:
-        """The boot that stands in for one that was refused, written down."""
-        # What is left of the limits is in the journal, not in the plan; other lanes take of it, too.
+    def _substitute(self, refused: Boot, world: World, turn: Turn) -> tuple[Boot, Intent] | None:
+        """Plan and write down the boot that stands in for one that was refused; ``None`` when nothing can."""
+        # What is left of the limits is in the journal, not in the plan; other lanes use it up, too.
         with turn.writing():
             now, intents = self._clock.now(), self._journal.open_intents()
             # What is spent after the rows: one that ends in between counts twice, and not never.
             spent, backoffs = self._journal.spent(now), self._journal.backoffs()
             world = replace(world, intents=intents, spent=spent, backoffs=backoffs)
-            instead = fallback(world, self._policy, now, refused)
-            for wait in instead.waits:
+            plan = fallback(world, self._policy, now, refused)
+            for wait in plan.waits:
                 log.info("%s: %s", wait.subject, wait.reason)
-            boots = [action for action in instead.actions if isinstance(action, Boot)]
+            boots = [action for action in plan.actions if isinstance(action, Boot)]
             return (boots[0], self.write(boots)[0]) if boots else None
 
     def create(self, intent: Intent, turn: Turn) -> ProviderError | None:
-        """Sends the create of an intent, for the first time or again.
+        """Send the create of an intent, for the first time or again.
 
         Returns:
-            The refusal, if it is sure that nothing was made.
+            The refusal, if nothing was created for certain.
 
         Raises:
             TurnOverError: it is too late to begin; nothing was sent.
@@ -142,7 +135,7 @@ class Creator:
         tries = intent.attempts + 1
         # Written before the call, so that it holds after a crash, too.
         again_at = now + max(backoff.retry_after(tries), provider.caps.settle_seconds)
-        if intent.attempts and self._is_there(provider, intent, again_at):
+        if intent.attempts and self._exists(provider, intent, again_at):
             return None
         if intent.state is S.PLANNED:
             # The time to start begins with the first call: between plan and call there may have been nobody.
@@ -158,15 +151,15 @@ class Creator:
             instance = provider.create(order)
         except ProviderError as error:
             return self._refused(intent, error)
-        found = "it was there already" if instance.adopted else "the provider makes it"
-        self._move(intent, S.BOOTING, found, instance_id=instance.id)
+        outcome = "it existed already" if instance.adopted else "the provider accepted it"
+        self._move(intent, S.BOOTING, outcome, instance_id=instance.id)
         self._journal.release(backoff.offer_keys(intent.provider, intent.offer))
         return None
 
-    def _is_there(self, provider: ComputeProvider, intent: Intent, again_at: float) -> bool:
-        """Whether an earlier try made it after all, or that cannot be known now.
+    def _exists(self, provider: ComputeProvider, intent: Intent, again_at: float) -> bool:
+        """Return whether an earlier try has created it after all, or that cannot be known now.
 
-        If it did, that try's token is in it, and a new one is not needed.
+        If it has, the instance holds that try's token, and needs no new one.
         """
         try:
             found = provider.get(Ref(name=intent.name))
@@ -175,17 +168,17 @@ class Creator:
             return True
         if found is None or naming.operation_of(found) != intent.operation_id:
             return False
-        self._move(intent, S.BOOTING, "an earlier try had made it", instance_id=found.id)
+        self._move(intent, S.BOOTING, "an earlier try had created it", instance_id=found.id)
         return True
 
     def _order(self, intent: Intent, now: float) -> Create:
-        preparation, pool = self._preparations[intent.pool], self._pools[intent.pool]
+        template, pool = self._templates[intent.pool], self._pools[intent.pool]
         left = int(intent.deadline + pool.boot_seconds + pool.extend_seconds - now)
         request = JoinTokenRequest(
             instance=intent.name,
             pool=intent.pool,
             role=pool.role,
-            ttl_seconds=max(TOKEN_LEAST, min(TOKEN_MOST, left)),
+            ttl_seconds=max(MIN_TOKEN_SECONDS, min(MAX_TOKEN_SECONDS, left)),
             operation_id=intent.operation_id,
         )
         token = self._gateway.join_token(request).token
@@ -197,8 +190,8 @@ class Creator:
             pool=intent.pool,
             type=intent.type,
             location=intent.location,
-            image=preparation.image,
-            user_data=preparation.user_data(intent.name, token),
+            image=template.image,
+            user_data=template.user_data(intent.name, token),
             labels={**pool.labels, **own},
         )
 
@@ -217,17 +210,17 @@ class Creator:
         known = self._journal.backoffs().get(key)
         bounds, now = backoff.bounds_of(error, key), self._clock.now()
         held = backoff.grown(
-            known, key, bounds=bounds, now=now, reason=words, least=least, chance=self._chances.jitter()
+            known, key, bounds=bounds, now=now, reason=words, least=least, chance=self._randomness.jitter()
         )
         self._journal.hold_back(held)
         return error
 
     def boot_failed(self, intent: Intent, reason: str) -> None:
-        """Holds the pool back after an instance that did not become a node."""
+        """Back the pool off after an instance that did not become a node."""
         known = self._journal.backoffs().get(backoff.pool_key(intent.pool))
         now, words = self._clock.now(), f"{intent.name}: {reason}"
         self._journal.hold_back(
-            backoff.failed_boot(known, intent.pool, now=now, reason=words, chance=self._chances.jitter())
+            backoff.failed_boot(known, intent.pool, now=now, reason=words, chance=self._randomness.jitter())
         )
 
     def _move(self, intent: Intent, to: IntentState, reason: str, **changes: object) -> Intent:

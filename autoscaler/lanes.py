@@ -1,6 +1,7 @@
-"""Work side by side: one lane for each provider and one for the gateway, and in each lane one piece at a time.
+"""Concurrent calls: one lane for each provider and one for the gateway, and in each lane one piece of work at a time.
 
-So a call that hangs holds up its own lane only, and nobody is called from two threads at once.
+A call that hangs holds up only its own lane, and nobody is called from two threads at once.  A `Turn` bounds the time
+in which the lanes of one tick may begin new effects.
 """
 
 import threading
@@ -13,43 +14,47 @@ from typing import Any, Final, Protocol, TypeVar
 T = TypeVar("T")
 
 GATEWAY: Final = "the gateway"
-"""Its lane; no provider can have a name with a space."""
+"""The gateway's lane; no provider can have a name with a space."""
 
 
 class Lanes(Protocol):
-    """Where looks and actions run."""
+    """Where polls and actions run."""
 
     def start(self, lane: str, work: Callable[[], T]) -> "Future[T] | None":
-        """Begins a piece of work; ``None``, and nothing is begun, while the lane's last one has not ended."""
+        """Begin a piece of work.
+
+        Returns:
+            Its future; ``None``, and nothing is begun, while the lane's last piece has not ended.
+        """
 
 
-class Serial:
-    """Does each piece at once, in the caller's thread: for virtual time, and for a single look."""
+class SerialLanes:
+    """Runs each piece at once, in the caller's thread: for virtual time, and for a single look."""
 
     def start(self, lane: str, work: Callable[[], T]) -> "Future[T] | None":
-        """What the work raises, this raises."""
+        """Run the work; what it raises, this raises."""
         done: Future[T] = Future()
         done.set_result(work())
         return done
 
 
-class Threads:
-    """A thread for each lane, which stays: connections belong to threads.
+class ThreadLanes:
+    """A permanent thread for each lane: connections belong to threads.
 
-    None of them holds up the end of the process: a call that still hangs then is left, as by a crash.
+    None of them holds up the end of the process: a call that still hangs then is abandoned, as by a crash.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[str, _Lane] = {}
 
     def start(self, lane: str, work: Callable[[], T]) -> "Future[T] | None":
-        """What the work raises is in the future."""
+        """Begin the work in its lane's thread; what it raises is in the future."""
         if lane not in self._lanes:
             self._lanes[lane] = _Lane(lane)
         return self._lanes[lane].start(work)
 
     def close(self) -> None:
-        """Ends the threads, each after the piece that it is at."""
+        """End the threads, each after its present piece."""
         for lane in self._lanes.values():
             lane.end()
 
@@ -76,41 +81,41 @@ class _Lane:
             future, work = item
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - whoever waits for the work is to meet it
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the work gets it
                 future.set_exception(error)
 
 
-SECONDS: Final = 10.0
+TURN_SECONDS: Final = 10.0
 
 
 class TurnOverError(Exception):
-    """The tick is over; what is not begun is left to the next one, which plans anew."""
+    """The tick is over; what has not begun is left to the next one, which plans anew."""
 
 
 class Turn:
-    """Shared by the lanes of one tick.
+    """The time in which one tick may write down new effects; shared by its lanes.
 
-    What a lane is about to do is written down within `writing`, one lane at a time, and before the end.  So limits are
-    checked against all rows, and a lane that a call has held up beyond the end begins nothing of an old plan.
+    Each lane writes down what it is about to do within `writing`, one lane at a time, and before the end.  So limits
+    are checked against all rows, and a lane that a call has held up beyond the end begins nothing of an old plan.
 
     Args:
-        is_stopping: whether the process is to end; nothing more is begun then.
-        seconds: how long it is; what is not begun by then is left to the next tick.
+        is_stopping: returns whether the process is to end; nothing more is begun then.
+        seconds: its length; what has not begun by then is left to the next tick.
     """
 
-    def __init__(self, is_stopping: Callable[[], bool] = lambda: False, seconds: float = SECONDS) -> None:
+    def __init__(self, is_stopping: Callable[[], bool] = lambda: False, seconds: float = TURN_SECONDS) -> None:
         self.seconds = seconds
         self._is_stopping = is_stopping
         self._lock = threading.Lock()
         self._is_over = False
 
     def is_over(self) -> bool:
-        """Whether nothing more is to be begun."""
+        """Return whether nothing more may begin."""
         return self._is_over or self._is_stopping()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Rows written in here are there before the next tick looks.
+        """Hold off the end of the turn, so that rows written here are seen by the next tick.
 
         Raises:
             TurnOverError: it is too late.
@@ -121,6 +126,6 @@ class Turn:
             yield
 
     def end(self) -> None:
-        """From here on `writing` raises; returns when nobody is within it."""
+        """Make `writing` raise from here on; return when no lane is within it."""
         with self._lock:
             self._is_over = True

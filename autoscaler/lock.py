@@ -1,10 +1,10 @@
 """One autoscaler acts at a time.
 
-On one machine a file lock that the kernel lets go of when its process dies by any means; with a journal in PostgreSQL
-also an advisory lock there, that the server lets go of with the connection.  No clock is involved in either.
+On one machine a file lock, which the kernel releases when its process dies by any means; with a journal in PostgreSQL
+also an advisory lock there, which the server releases with the connection.  No clock is involved in either.
 
-The file lock belongs to the open file (fcntl(2), "open file description locks"), and can be asked for without being
-taken: who only looks never stands in the way of who starts.
+The file lock is an open file description lock (fcntl(2)), because that kind can be queried without being taken: a
+command that only looks never gets in the way of a daemon that starts.  filelock and flock(2) cannot do that.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ _WHOLE: Final = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 
 class LockedError(Exception):
-    """Another process has the lock; the message names it."""
+    """Another process holds the lock; the message names it."""
 
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
-    """Holds the lock.
+    """Hold the file lock.
 
     Raises:
         LockedError: another process holds it.
-        OSError: the file cannot be made.
+        OSError: the file cannot be created.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
         if not _take(file):
             file.seek(0)
-            owner = file.read(200).strip() or "a process that has not said its name yet"
-            raise LockedError(f"another autoscaler has {path}: {owner}; end it first")
+            owner = file.read(200).strip() or "a process that has not written its name yet"
+            raise LockedError(f"another autoscaler holds {path}: {owner}; stop it first")
         file.truncate(0)
         file.write(f"process {os.getpid()}, since {datetime.now(UTC).isoformat(timespec='seconds')}\n")
         file.flush()
@@ -51,7 +51,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def owner(path: Path) -> str | None:
-    """Who holds the lock; ``None`` when nobody does.
+    """Return who holds the file lock; ``None`` when nobody does.
 
     Raises:
         OSError: the file cannot be read.
@@ -65,7 +65,7 @@ def owner(path: Path) -> str | None:
 
 
 def _take(file: IO[str]) -> bool:
-    """Whether the lock is this open file's now."""
+    """Take the lock for this open file; return whether that succeeded."""
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE)
     except OSError as error:
@@ -77,28 +77,28 @@ def _take(file: IO[str]) -> bool:
 
 @contextlib.contextmanager
 def held_in_database(engine: Engine, deployment: str) -> Iterator[Callable[[], None]]:
-    """Holds the advisory lock of a deployment in PostgreSQL; any other database is a file, and has its own lock.
+    """Hold the advisory lock of a deployment in PostgreSQL; any other database is a file, and has its own lock.
 
     Yields:
-        What is to be called before each round: raises `LockedError` once the lock is not certain any more.
+        A function to call before each round, which raises `LockedError` once the lock is no longer certain.
 
     Raises:
         LockedError: another process holds it.
     """
     if engine.dialect.name != "postgresql":
-        yield _nothing
+        yield lambda: None  # a file lock cannot be lost
         return
     key = int.from_bytes(hashlib.sha256(f"sandbox-fleet {deployment}".encode()).digest()[:8], signed=True)
     # A session's lock lives as long as its connection, so this one is kept out of the pool and out of transactions.
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
-            raise LockedError(f"another autoscaler of {deployment} has the lock in its database; end it first")
+            raise LockedError(f"another autoscaler of {deployment} holds the lock in its database; stop it first")
         connection.detach()  # closing it ends the session, and with it the lock
-        yield lambda: _assure(connection, key)
+        yield lambda: _verify(connection, key)
 
 
-def _assure(connection: Connection, key: int) -> None:
-    """The same session still has the lock; a new connection would not."""
+def _verify(connection: Connection, key: int) -> None:
+    """Raise unless the same session still holds the lock; a new connection would not."""
     query = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted"
         " AND ((classid::bigint << 32) | objid::bigint) = :key"
@@ -109,7 +109,3 @@ def _assure(connection: Connection, key: int) -> None:
         raise LockedError(f"the connection that held the lock is lost: {error}") from error
     if not found:
         raise LockedError("the lock in the database is lost")
-
-
-def _nothing() -> None:
-    """A file lock cannot be lost."""

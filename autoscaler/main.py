@@ -1,4 +1,4 @@
-"""The composition root: settings in, a running autoscaler out.  The only module that knows all the parts."""
+"""The composition root: settings in, a running autoscaler out.  The only module that knows all parts."""
 
 import contextlib
 import logging
@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler import lock, teardown, user_data
-from autoscaler.clock import Anchor, Clock, ClockGuard
+from autoscaler.clock import ClockAnchor, ClockGuard, DaemonClock
 from autoscaler.core.pools import misfits
 from autoscaler.daemon import Daemon
 from autoscaler.executor import Executor
-from autoscaler.lanes import Threads
-from autoscaler.observe import Observer, Pace
+from autoscaler.lanes import ThreadLanes
+from autoscaler.observe import Observer
+from autoscaler.provider_polling import Pace
 from autoscaler.reconcile import Reconciler
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.store.db import JournalError
 from autoscaler.store.journal import Journal
-from autoscaler.user_data import BootstrapError
+from autoscaler.user_data import UserDataError
 from gateway.client import GatewayClient
 from providers import registry
 from providers.base import ComputeProvider
@@ -30,13 +31,13 @@ log = logging.getLogger(__name__)
 ANCHOR: Final = "clock.json"
 
 
-class StartError(Exception):
-    """The autoscaler cannot start; the sentence says why and what to do."""
+class AutoscalerError(Exception):
+    """The autoscaler cannot start; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """One autoscaler, put together."""
+class Assembly:
+    """One autoscaler, assembled."""
 
     journal: Journal
     providers: Mapping[str, ComputeProvider]
@@ -46,31 +47,32 @@ class Parts:
 @contextlib.contextmanager
 def assembled(
     settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bool = False, once: bool = False
-) -> Iterator[Parts]:
-    """All parts of one autoscaler; the journal is closed at the end.
+) -> Iterator[Assembly]:
+    """Assemble one autoscaler, and close its journal at the end.
 
     Args:
         settings: what to run.
         environ: where providers look up secrets that their settings name.
         execute: whether it may change anything.
-        once: it is for one look, beside one that may run: at a copy of the journal, and with what is there at once.
+        once: whether it is for one look, beside a daemon that may run: at a copy of the journal, and without waiting
+            for heartbeats.
 
     Raises:
-        StartError: the token, a provider or the journal cannot be used, or a pool could never work.
+        AutoscalerError: the token, a provider or the journal cannot be used, or a pool could never work.
     """
     providers = make_providers(settings, environ)
     _refuse_misfits(settings, providers)
     gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
     try:
-        preparations = {pool.name: user_data.preparation(pool, settings, gateway) for pool in settings.pools}
-        policy = user_data.policy(settings)
-    except BootstrapError as error:
-        raise StartError(str(error)) from error
-    clock = Clock()
+        templates = {pool.name: user_data.launch_template(pool, settings, gateway) for pool in settings.pools}
+        policy = user_data.fleet_policy(settings)
+    except UserDataError as error:
+        raise AutoscalerError(str(error)) from error
+    clock = DaemonClock()
     journal = read_journal(settings) if once else open_journal(settings)
-    lanes = Threads()
+    lanes = ThreadLanes()
     try:
-        guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped, Anchor(settings.state_dir / ANCHOR))
+        guard = ClockGuard(clock, settings.clock_grace_seconds, _clock_jumped, ClockAnchor(settings.state_dir / ANCHOR))
         reconciler = Reconciler(
             observer=Observer(
                 providers,
@@ -85,37 +87,37 @@ def assembled(
             gateway=gateway,
             policy=policy,
             clock=clock,
-            executor=Executor(journal, providers, gateway, policy, preparations, clock) if execute else None,
+            executor=Executor(journal, providers, gateway, policy, templates, clock) if execute else None,
             lanes=lanes,
         )
-        yield Parts(journal, providers, reconciler)
+        yield Assembly(journal, providers, reconciler)
     finally:
         lanes.close()
         journal.close()
 
 
 def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bool) -> None:
-    """Runs the daemon until a signal.
+    """Run the daemon until a signal.
 
     Raises:
-        StartError: it cannot start, or another one runs.
+        AutoscalerError: it cannot start, or another one is running.
     """
     with locked(settings), assembled(settings, environ, execute=execute) as parts:
-        mode = "acting" if execute else "looking only"
+        mode = "executing" if execute else "observing only"
         log.info("autoscaler of %s: %d pools, %s", settings.deployment, len(settings.pools), mode)
         try:
-            with lock.held_in_database(parts.journal.engine, settings.deployment) as assure:
-                _daemon(parts.reconciler, assure if execute else _nothing, settings, execute=execute).run()
+            with lock.held_in_database(parts.journal.engine, settings.deployment) as verify_lock:
+                _daemon(parts.reconciler, verify_lock if execute else _no_op, settings, execute=execute).run()
         except lock.LockedError as error:
-            raise StartError(str(error)) from error
+            raise AutoscalerError(str(error)) from error
 
 
 def _daemon(
-    reconciler: Reconciler, assure: Callable[[], None], settings: AutoscalerSettings, *, execute: bool
+    reconciler: Reconciler, verify_lock: Callable[[], None], settings: AutoscalerSettings, *, execute: bool
 ) -> Daemon:
     def tick(is_stopping: Callable[[], bool]) -> object:
         try:
-            assure()
+            verify_lock()
         except lock.LockedError as error:
             # Another one may act from here on, so this one ends as if it had been asked to.
             log.error("%s", error)
@@ -123,44 +125,44 @@ def _daemon(
             return None
         return reconciler.tick(is_stopping)
 
-    return Daemon(tick, reconciler.prune if execute else _nothing, settings.tick_seconds)
+    return Daemon(tick, reconciler.prune if execute else _no_op, settings.tick_seconds)
 
 
 @contextlib.contextmanager
 def locked(settings: AutoscalerSettings) -> Iterator[None]:
-    """The lock of the one that acts.
+    """Hold the lock of the one that acts.
 
     Raises:
-        StartError: another one has it, or its directory cannot be used.
+        AutoscalerError: another one holds it, or its directory cannot be used.
     """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock.held(settings.lock))
         except lock.LockedError as error:
-            raise StartError(str(error)) from error
+            raise AutoscalerError(str(error)) from error
         except OSError as error:
-            raise StartError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
+            raise AutoscalerError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
         yield
 
 
 def running(settings: AutoscalerSettings) -> str | None:
-    """Who holds the lock of the one that acts; ``None`` when nobody does.
+    """Return who holds the lock of the one that acts; ``None`` when nobody does.
 
     Raises:
-        StartError: it cannot be looked at.
+        AutoscalerError: it cannot be read.
     """
     try:
         return lock.owner(settings.lock)
     except OSError as error:
-        why = f"{error.strerror}; run this as the user whom {settings.state_dir} belongs to"
-        raise StartError(f"the lock {settings.lock} cannot be read: {why}") from error
+        why = f"{error.strerror}; run this as the user who owns {settings.state_dir}"
+        raise AutoscalerError(f"the lock {settings.lock} cannot be read: {why}") from error
 
 
 def make_providers(settings: AutoscalerSettings, environ: Mapping[str, str]) -> dict[str, ComputeProvider]:
-    """The providers of the settings.
+    """Build the providers of the settings.
 
     Raises:
-        StartError: a plugin is missing or malformed, or its settings are wrong.
+        AutoscalerError: a plugin is missing or malformed, or its settings are wrong.
     """
     return {name: _provider(name, settings, environ) for name in settings.providers}
 
@@ -172,65 +174,65 @@ def _provider(name: str, settings: AutoscalerSettings, environ: Mapping[str, str
     try:
         return registry.build(kind, own, deployment=settings.deployment, environ=environ)
     except (registry.PluginError, ProviderSettingsError) as error:
-        raise StartError(f"provider {name}: {error}") from error
+        raise AutoscalerError(f"provider {name}: {error}") from error
 
 
 def check_pools(
     settings: AutoscalerSettings, environ: Mapping[str, str]
 ) -> tuple[dict[str, ComputeProvider], dict[str, str]]:
-    """For commands that only read: refuses what `assembled` would refuse of the pools.
+    """Refuse the pools that `assembled` would refuse; for commands that only read.
 
-    They run without the secrets of the clouds, so a provider that cannot be made here is not judged.
+    They run without the secrets of the clouds, so a provider that cannot be built here is not judged.
 
     Returns:
-        The providers, and of those that cannot be made the reason.
+        The providers, and for each that cannot be built the reason.
 
     Raises:
-        StartError: a pool could never work.
+        AutoscalerError: a pool could never work.
     """
-    made: dict[str, ComputeProvider] = {}
+    built: dict[str, ComputeProvider] = {}
     reasons: dict[str, str] = {}
     for name in settings.providers:
         try:
-            made[name] = _provider(name, settings, environ)
-        except StartError as error:
+            built[name] = _provider(name, settings, environ)
+        except AutoscalerError as error:
             reasons[name] = str(error)
-    _refuse_misfits(settings, made)
-    return made, reasons
+    _refuse_misfits(settings, built)
+    return built, reasons
 
 
 def _refuse_misfits(settings: AutoscalerSettings, providers: Mapping[str, ComputeProvider]) -> None:
     caps = {name: provider.caps for name, provider in providers.items()}
     if found := misfits(settings.policy().pools, caps):
-        raise StartError("; ".join(found))
+        raise AutoscalerError("; ".join(found))
 
 
 def open_journal(settings: AutoscalerSettings) -> Journal:
-    """The journal of the settings.
+    """Open the journal of the settings.
 
     Raises:
-        StartError: it cannot be used.
+        AutoscalerError: it cannot be used.
     """
     try:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Journal.open(settings.url)
     except (JournalError, OSError) as error:
-        raise StartError(str(error)) from error
+        raise AutoscalerError(str(error)) from error
 
 
 def read_journal(settings: AutoscalerSettings) -> Journal:
-    """The journal of the settings for who only looks; where there is none yet, an empty one.
+    """Return a copy of the journal to look at; where there is none yet, an empty one.
 
     Raises:
-        StartError: it cannot be read.
+        AutoscalerError: it cannot be read.
     """
     try:
         return Journal.open_copy(settings.url)
     except JournalError as error:
-        raise StartError(str(error)) from error
+        raise AutoscalerError(str(error)) from error
     except OSError as error:
-        why = f"{error.strerror}; run this as the user whom {settings.state_dir} belongs to"
-        raise StartError(f"the journal cannot be read: {why}") from error
+        why = f"{error.strerror}; run this as the user who owns {settings.state_dir}"
+        raise AutoscalerError(f"the journal cannot be read: {why}") from error
 
 
 def _token(settings: AutoscalerSettings) -> str:
@@ -238,12 +240,12 @@ def _token(settings: AutoscalerSettings) -> str:
         token = settings.token_file.read_text(errors="replace").strip()
     except OSError as error:
         why = f"{settings.token_file}: {error.strerror}; put an operator token into it"
-        raise StartError(f"token_file: {why}") from error
+        raise AutoscalerError(f"token_file: {why}") from error
     if not token:
-        raise StartError(f"token_file: {settings.token_file} is empty; put an operator token into it")
+        raise AutoscalerError(f"token_file: {settings.token_file} is empty; put an operator token into it")
     if not (token.isascii() and token.isprintable()):
         # As a header it would break every call, and with it every tick.
-        raise StartError(f"token_file: {settings.token_file} holds no token, or more than one; put one into it")
+        raise AutoscalerError(f"token_file: {settings.token_file} holds no token, or more than one; put one into it")
     return token
 
 
@@ -251,26 +253,31 @@ def _clock_jumped(seconds: float) -> None:
     log.warning("the wall clock jumped by %.0f s: nothing is deleted for its age for a while", seconds)
 
 
-def _nothing() -> None:
-    """What a daemon that only looks does once an hour."""
+def _no_op() -> None:
+    """Do nothing, as a daemon does that only observes."""
 
 
-def give_up(settings: AutoscalerSettings, environ: Mapping[str, str], within: float) -> list[str]:
-    """Deletes the whole fleet; the caller holds the lock.
+def release_fleet(settings: AutoscalerSettings, environ: Mapping[str, str], within: float) -> list[teardown.Remaining]:
+    """Delete the whole fleet; the caller holds the lock.
+
+    Args:
+        settings: whose fleet.
+        environ: where providers look up secrets that their settings name.
+        within: seconds for everything.
 
     Returns:
-        A sentence for each instance or provider that is left.
+        Each instance and provider that is left.
 
     Raises:
-        StartError: a provider or the journal cannot be used.
+        AutoscalerError: a provider or the journal cannot be used.
     """
     providers = make_providers(settings, environ)
     journal = open_journal(settings)
     try:
         names = frozenset(intent.name for intent in journal.open_intents())
-        left = teardown.release(journal, providers, clock=Clock(), within=within, lanes=Threads())
+        left = teardown.release(journal, providers, clock=DaemonClock(), within=within, lanes=ThreadLanes())
     finally:
         journal.close()
-    for sentence in teardown.forget(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):
+    for sentence in teardown.forget_nodes(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):
         log.warning("%s", sentence)
     return left

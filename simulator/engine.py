@@ -8,16 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from autoscaler.clock import Clock, ClockGuard
+from autoscaler.clock import ClockGuard, DaemonClock
 from autoscaler.core.actions import RefusalKind
 from autoscaler.core.offers import expected_shape
 from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import World
-from autoscaler.executor import Executor, Preparation
-from autoscaler.instances import Chances
+from autoscaler.executor import Executor
+from autoscaler.instances import Randomness
 from autoscaler.observe import Observer
-from autoscaler.reconcile import Reconciler, Report
+from autoscaler.reconcile import Reconciler, TickReport
+from autoscaler.user_data import LaunchTemplate
 from providers.testing.fake import EPOCH
 from simulator.cloud import SimulatedInstance, SimulatedProvider, simulated_provider
 from simulator.gateway import PREPARED_SECONDS, SimulatedGateway
@@ -82,7 +83,7 @@ class RunResult:
         return [instance for provider in self.providers.values() for instance in provider.instances]
 
 
-class VirtualClock(Clock):
+class VirtualClock(DaemonClock):
     """Both clocks, at the simulation's time."""
 
     def __init__(self) -> None:
@@ -244,7 +245,7 @@ class Simulation:
     def _assembled(self, chance: random.Random) -> Reconciler:
         ids = (f"op{number:010d}" for number in itertools.count(1))
         providers = dict(self._providers)
-        preparations = {name: Preparation("image", lambda _name, _token: "") for name in self._pools}
+        templates = {name: LaunchTemplate("image", lambda _name, _token: "") for name in self._pools}
         guard = ClockGuard(self._clock, 0.0, lambda _jump: None)
         return Reconciler(
             observer=Observer(providers, self._gateway, self._journal, self._clock, guard, policy=self.policy),
@@ -257,9 +258,9 @@ class Simulation:
                 providers,
                 self._gateway,
                 self.policy,
-                preparations,
+                templates,
                 self._clock,
-                Chances(lambda: next(ids), chance.random),
+                Randomness(lambda: next(ids), chance.random),
             ),
         )
 
@@ -275,7 +276,7 @@ class Simulation:
                     self._gateway.vanish(instance.name)
             provider.forget_gone()
 
-    def _note(self, report: Report, tick: float) -> None:
+    def _note(self, report: TickReport, tick: float) -> None:
         """Count what stands in the way of waiting jobs."""
         if self._gateway.tally.waiting:
             refused = {(wait.subject, wait.kind) for wait in report.plan.waits if isinstance(wait.kind, RefusalKind)}

@@ -25,14 +25,14 @@ LOADED = (autoscaler.main, sandboxes, providers.hetzner.provider)
 
 def main(speed: float) -> None:
     # The emulated cloud lives that much faster, so whatever waits for it waits a shorter time.
-    caps, policy = UCloudProvider.caps, user_data.policy
+    caps, policy = UCloudProvider.caps, user_data.fleet_policy
     UCloudProvider.caps = replace(caps, settle_seconds=caps.settle_seconds / speed)
 
     def hurried(settings: AutoscalerSettings) -> FleetPolicy:
         fleet = policy(settings)
         return replace(fleet, delete_retry_seconds=fleet.delete_retry_seconds / speed)
 
-    user_data.policy = hurried
+    user_data.fleet_policy = hurried
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         child = os.fork()

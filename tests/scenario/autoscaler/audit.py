@@ -17,7 +17,7 @@ from autoscaler.core.actions import Move
 from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import Intent
-from autoscaler.reconcile import Report
+from autoscaler.reconcile import TickReport
 from gateway.wire.states import NodeState
 from providers.base import POOL_LABEL, Create, Deleted, Instance, Ref
 from providers.testing.fake import FakeCloud, FakeProvider, Machine
@@ -250,7 +250,7 @@ class Audit:
 
     # -- after every tick ---------------------------------------------------------------------------------------------
 
-    def ticked(self, report: Report, seconds: float) -> None:
+    def ticked(self, report: TickReport, seconds: float) -> None:
         """A blind provider has proved nothing, and a healthy one was asked for the deletes that were due."""
         blind = {name for name, view in report.world.providers.items() if view.instances is None}
         for finding in report.findings:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from sqlalchemy.exc import OperationalError
 
-from autoscaler.clock import Clock, ClockGuard
+from autoscaler.clock import ClockGuard, DaemonClock
 from autoscaler.core.pools import FleetPolicy, PoolPolicy
-from autoscaler.executor import Executor, Preparation
-from autoscaler.instances import Chances
-from autoscaler.observe import Observer, Pace
-from autoscaler.reconcile import Reconciler, Report
+from autoscaler.executor import Executor
+from autoscaler.instances import Randomness
+from autoscaler.observe import Observer
+from autoscaler.provider_polling import Pace
+from autoscaler.reconcile import Reconciler, TickReport
 from autoscaler.store.journal import Journal
+from autoscaler.user_data import LaunchTemplate
 from gateway.wire.resources import Shape
 from providers.base import POOL_LABEL, ComputeProvider
 from providers.testing.fake import EPOCH, FakeCloud, FakeProvider, SimulatedCrash
@@ -27,7 +29,7 @@ DEPLOYMENT = "test"
 COMMITS = frozenset({"add", "move", "amend", "settle", "hold_back", "release", "record"})
 
 
-class VirtualClock(Clock):
+class VirtualClock(DaemonClock):
     """Follows the cloud's time; ``skew`` is what the wall clock is off."""
 
     def __init__(self, cloud: FakeCloud) -> None:
@@ -100,7 +102,7 @@ class Fleet:
         self.provider = next(iter(self.providers.values()))
         self.url = f"sqlite:///{directory / 'journal.db'}"
         self.on_step: Callable[[str], None] | None = None
-        self.reports: list[Report] = []
+        self.reports: list[TickReport] = []
         self._sandboxes = itertools.count(1)
         self._ids = itertools.count(1)
         self.journal = self.restart()
@@ -110,8 +112,8 @@ class Fleet:
         self.journal: Journal = self.open_journal()
         self.watch(self.on_step)
         providers = self.reach_providers()
-        preparations = {
-            each.name: Preparation("image", lambda name, token: f"{name} {token}") for each in self.policy.pools
+        templates = {
+            each.name: LaunchTemplate("image", lambda name, token: f"{name} {token}") for each in self.policy.pools
         }
         self.reconciler = Reconciler(
             observer=Observer(
@@ -132,9 +134,9 @@ class Fleet:
                 providers,
                 self.gateway,
                 self.policy,
-                preparations,
+                templates,
                 self.clock,
-                Chances(self._new_id, lambda: 1.0),
+                Randomness(self._new_id, lambda: 1.0),
             ),
         )
         return self.journal
@@ -165,7 +167,7 @@ class Fleet:
             cloud.on_call = on_step and (lambda method: on_step(f"call {method}"))
             cloud.on_answer = on_step and (lambda method: on_step(f"answer {method}"))
 
-    def tick(self, seconds: float = 2.0) -> Report:
+    def tick(self, seconds: float = 2.0) -> TickReport:
         """Time passes, then one tick.
 
         Raises:

@@ -6,7 +6,8 @@ import pytest
 
 from autoscaler.core import naming
 from autoscaler.core.pools import OfferKey
-from autoscaler.observe import Observer, Pace
+from autoscaler.observe import Observer
+from autoscaler.provider_polling import Pace
 from providers.base import Applied, Create, ErrorKind, Scope
 from tests.scenario.autoscaler.fleet import Fleet, pool
 

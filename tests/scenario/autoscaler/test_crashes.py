@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.clock import Anchor, ClockGuard
+from autoscaler.clock import ClockAnchor, ClockGuard
 from providers.testing.fake import SimulatedCrash
 from tests.scenario.autoscaler.fleet import Fleet, pool
 from tests.scenario.autoscaler.worlds import Audited, World
@@ -118,7 +118,7 @@ def test_a_jump_of_the_clock_while_it_is_dead_deletes_nothing(tmp_path: Path, ju
 
 def live(fleet: Fleet) -> None:
     """Gives the process the memory of clocks that a real one has."""
-    anchor = Anchor(Path(fleet.url.removeprefix("sqlite:///")).with_name("clock.json"))
+    anchor = ClockAnchor(Path(fleet.url.removeprefix("sqlite:///")).with_name("clock.json"))
     fleet.reconciler._observer._guard = ClockGuard(fleet.clock, 600.0, lambda _jump: None, anchor)
 
 

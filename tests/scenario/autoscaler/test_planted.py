@@ -17,7 +17,7 @@ from autoscaler.core.plan_builder import PlanBuilder
 from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.world import Intent, NodeView, World
 from autoscaler.executor import Executor
-from autoscaler.instances import Creator
+from autoscaler.instances import InstanceCreator
 from autoscaler.reconcile import Reconciler
 from providers.base import Applied, Ref
 from providers.rate_limit import Priority, RateLimit
@@ -122,7 +122,7 @@ def a_silent_node_is_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_clock_is_always_right(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClockGuard, "is_settled", lambda _self: True)
+    patch.setattr(ClockGuard, "check", lambda _self: True)
 
 
 def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,13 @@ def labels_are_left_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_unknown_outcome_is_a_refusal(patch: pytest.MonkeyPatch) -> None:
-    real = Creator._refused
+    real = InstanceCreator._refused
 
-    def refused(self: Creator, intent: Intent, error: Any) -> object:
+    def refused(self: InstanceCreator, intent: Intent, error: Any) -> object:
         error.applied = Applied.NO
         return real(self, replace(intent, attempts=1), error)
 
-    patch.setattr(Creator, "_refused", refused)
+    patch.setattr(InstanceCreator, "_refused", refused)
 
 
 def orders_are_never_late(patch: pytest.MonkeyPatch) -> None:

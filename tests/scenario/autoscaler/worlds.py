@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 from autoscaler import lock
 from autoscaler.core import naming
 from autoscaler.core.pools import FleetPolicy
-from autoscaler.observe import Pace
-from autoscaler.reconcile import Report
+from autoscaler.provider_polling import Pace
+from autoscaler.reconcile import TickReport
 from autoscaler.store.journal import Journal
 from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.states import NodeState
@@ -141,7 +141,7 @@ class Audited(Fleet):
         except lock.LockedError:
             return
 
-    def tick(self, seconds: float = TICK) -> Report:
+    def tick(self, seconds: float = TICK) -> TickReport:
         report = super().tick(seconds)
         self.audit.ticked(report, seconds)
         return report

@@ -12,7 +12,7 @@ from autoscaler.core.actions import Boot, Learn, Plan, Stop
 from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import Intent
-from autoscaler.lanes import Serial, Turn
+from autoscaler.lanes import SerialLanes, Turn
 from gateway.wire.resources import Shape
 from providers.base import (
     OPERATION_LABEL,
@@ -155,7 +155,7 @@ def test_an_offer_that_stands_in_counts_what_was_spent_in_the_same_tick(tmp_path
     boot = Boot("cpu", "fake", OfferKey("small", "here"), 300.0, "wanted", price=Decimal("0.01"))
     plan = Plan((Stop("op9", "it is listed no more"), boot))
     assert fleet.reconciler._executor is not None
-    fleet.reconciler._executor.carry_out(plan, fleet.reconciler.look().world, Turn(), Serial())
+    fleet.reconciler._executor.carry_out(plan, fleet.reconciler.look().world, Turn(), SerialLanes())
     assert fleet.journal.spent(now) == {"cpu": Decimal("0.10")}
     assert fleet.journal.open_intents() == (), "another one would lead to 0.12"
 
@@ -179,5 +179,5 @@ def test_a_late_machine_is_kept_for_a_node_of_its_own_that_was_heard_of(
     fleet.gateway.records[node] = record.model_copy(update=changes)
     assert fleet.reconciler._executor is not None
     stop = Stop(row.operation_id, "it is late", boot_failed=True)
-    fleet.reconciler._executor.carry_out(Plan((stop,)), world, Turn(), Serial())
+    fleet.reconciler._executor.carry_out(Plan((stop,)), world, Turn(), SerialLanes())
     assert fleet.states() == [state]

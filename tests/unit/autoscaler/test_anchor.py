@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.clock import Anchor, Clock, ClockGuard
+from autoscaler.clock import ClockAnchor, ClockGuard, DaemonClock
 
 GRACE = 100.0
 
 
-class HandClock(Clock):
+class HandClock(DaemonClock):
     def __init__(self) -> None:
         self.wall, self.steady = 1_000_000.0, 500.0
 
@@ -38,15 +38,15 @@ class Machine:
         self.boot_id.write_text(f"{name}\n")
 
     def process(self) -> ClockGuard:
-        return ClockGuard(self.clock, GRACE, self.jumps.append, Anchor(self.path, self.boot_id))
+        return ClockGuard(self.clock, GRACE, self.jumps.append, ClockAnchor(self.path, self.boot_id))
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
     guard = made.process()
-    assert guard.is_settled()
-    guard.keep()
+    assert guard.check()
+    guard.save()
     return made
 
 
@@ -55,18 +55,18 @@ def test_a_jump_while_nobody_lived_is_seen_by_the_next_process(machine: Machine,
     machine.clock.pass_by(5000.0)
     machine.clock.wall += jump
     guard = machine.process()
-    assert not guard.is_settled()
+    assert not guard.check()
     assert machine.jumps == [jump]
-    guard.keep()
+    guard.save()
     machine.clock.pass_by(GRACE)
-    assert guard.is_settled()
-    assert machine.process().is_settled(), "it is told once; the journal holds for how long ages prove nothing"
+    assert guard.check()
+    assert machine.process().check(), "it is told once; the journal holds for how long ages prove nothing"
 
 
 def test_what_was_not_kept_is_seen_again(machine: Machine) -> None:
     machine.clock.wall += 60
-    assert not machine.process().is_settled()
-    assert not machine.process().is_settled()
+    assert not machine.process().check()
+    assert not machine.process().check()
 
 
 def test_the_file_is_its_owners(machine: Machine) -> None:
@@ -75,17 +75,17 @@ def test_the_file_is_its_owners(machine: Machine) -> None:
 
 def test_time_that_passes_is_no_jump(machine: Machine) -> None:
     machine.clock.pass_by(100_000.0)
-    assert machine.process().is_settled()
+    assert machine.process().check()
     assert machine.jumps == []
 
 
 def test_a_small_drift_is_kept_and_never_adds_up(machine: Machine) -> None:
     for _ in range(100):
         guard = machine.process()
-        assert guard.is_settled()
+        assert guard.check()
         machine.clock.wall += 5
-        assert guard.is_settled()
-        guard.keep()
+        assert guard.check()
+        guard.save()
     assert machine.jumps == []
 
 
@@ -94,17 +94,17 @@ def test_a_broken_file_is_as_none(machine: Machine, words: str, caplog: pytest.L
     machine.path.write_text(words)
     machine.clock.wall += 3600
     guard = machine.process()
-    assert guard.is_settled()
-    assert "is of no use" in caplog.text
-    guard.keep()
+    assert guard.check()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    guard.save()
     machine.clock.wall += 3600
-    assert not machine.process().is_settled()
+    assert not machine.process().check()
 
 
 def test_after_a_boot_monotonic_time_is_another(machine: Machine) -> None:
     machine.boot("two")
     machine.clock.steady = 3.0
-    assert machine.process().is_settled()
+    assert machine.process().check()
     assert machine.jumps == []
 
 
@@ -112,6 +112,6 @@ def test_a_disk_that_takes_nothing_ends_nothing(machine: Machine, caplog: pytest
     machine.path.unlink()
     machine.path.mkdir()
     guard = machine.process()
-    guard.keep()
-    assert "cannot be kept" in caplog.text
-    assert guard.is_settled()
+    guard.save()
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert guard.check()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from autoscaler import user_data
-from autoscaler.user_data import BootstrapError, NodeBoot
+from autoscaler.user_data import NodeBoot, UserDataError
 from providers.base import USER_DATA_LABEL
 
 DIGEST = "5" * 64
@@ -93,9 +93,9 @@ def test_an_instance_name_is_data_for_yaml() -> None:
 
 def test_what_is_larger_than_the_cloud_takes_is_refused_before_it_is_used() -> None:
     large = replace(BOOT, settings={"labels": {f"k{number}": "v" * 200 for number in range(200)}})
-    with pytest.raises(BootstrapError, match="32768"):
+    with pytest.raises(UserDataError, match="32768"):
         user_data.for_cloud_init(large)
-    with pytest.raises(BootstrapError, match="4096"):
+    with pytest.raises(UserDataError, match="4096"):
         user_data.for_ucloud(large)
 
 
@@ -106,7 +106,7 @@ def test_an_ordinary_document_is_far_below_the_limit() -> None:
 
 @pytest.mark.parametrize("kind", ["hetzner", "ucloud", "fog"])
 def test_without_a_bundle_nothing_is_ordered(kind: str) -> None:
-    with pytest.raises(BootstrapError, match="sandboxes gateway bundle"):
+    with pytest.raises(UserDataError, match="sandboxes gateway bundle"):
         user_data.renderer(kind)(replace(BOOT, bundle_sha256=""))
 
 

@@ -5,15 +5,16 @@ import os
 import sqlite3
 from pathlib import Path
 
+import click
 import pytest
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from autoscaler.cli import app, checks
-from autoscaler.main import StartError, read_journal
+from autoscaler.main import AutoscalerError, read_journal
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.store.db import MIGRATIONS
 from autoscaler.store.journal import Journal
@@ -35,11 +36,16 @@ def failure(tmp_path: Path, text: str, command: str = "run") -> str:
     config = tmp_path / "as.toml"
     config.write_text(text.format(root=tmp_path))
     done = CliRunner().invoke(app, [command, "--config", str(config)])
-    assert done.exit_code == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "vms").exists()
-    return done.stderr
+    return message_of(done)
+
+
+def message_of(done: Result) -> str:
+    """The one sentence that stopped a command."""
+    assert isinstance(done.exception, click.ClickException), done.output
+    assert done.exception.exit_code == 1
+    assert "\n" not in done.exception.message
+    return done.exception.message
 
 
 @pytest.fixture(autouse=True)
@@ -94,13 +100,12 @@ def test_reading_needs_no_secret_of_a_cloud(tmp_path: Path) -> None:
 def test_a_lock_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "as" / "autoscaler.lock").mkdir(parents=True)
     told = failure(tmp_path, GOOD, "status")
-    assert f"the lock {tmp_path}/as/autoscaler.lock cannot be read: Is a directory; run this as the user" in told
+    assert f"the lock {tmp_path}/as/autoscaler.lock cannot be read: Is a directory" in told
 
 
 def test_a_missing_file_is_named() -> None:
     done = CliRunner().invoke(app, ["status", "--config", "/no/such.toml"])
-    assert done.exit_code == 1
-    assert "/no/such.toml" in done.stderr
+    assert "/no/such.toml" in message_of(done)
 
 
 def test_a_journal_of_a_newer_version_is_one_sentence(tmp_path: Path) -> None:
@@ -185,9 +190,7 @@ def test_a_journal_of_another_user_is_one_sentence(tmp_path: Path) -> None:
     if me == 0:  # root may read everything
         os.seteuid(65534)
     try:
-        with pytest.raises(
-            StartError, match="the journal cannot be read: Permission denied; run this as the user whom"
-        ):
+        with pytest.raises(AutoscalerError, match="the journal cannot be read: Permission denied"):
             read_journal(settings)
     finally:
         os.seteuid(me)
@@ -197,15 +200,12 @@ def test_without_a_gateway_there_is_no_whole_plan(tmp_path: Path) -> None:
     config = tmp_path / "as.toml"
     config.write_text(GOOD.format(root=tmp_path))
     done = CliRunner().invoke(app, ["plan", "--json", "--config", str(config)])
-    assert done.exit_code == 1
-    assert "error: the gateway cannot be asked, so this is no whole plan" in done.stderr
+    assert "gateway_url" in message_of(done)
     assert json.loads(done.stdout)["actions"] == []
 
 
 def test_who_forgot_the_settings_file_is_told() -> None:
-    done = CliRunner().invoke(app, ["status"])
-    assert done.exit_code == 1
-    assert done.stderr.endswith("name the settings file with --config\n")
+    assert "--config" in message_of(CliRunner().invoke(app, ["status"]))
 
 
 @pytest.mark.parametrize(

@@ -88,15 +88,15 @@ def test_an_address_without_a_file_is_understood(listener: socket.socket) -> Non
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind("\0sandbox-fleet-test-notify")
         made.settimeout(20)
-        Notifier({"NOTIFY_SOCKET": "@sandbox-fleet-test-notify"}).tell("READY=1")
+        Notifier({"NOTIFY_SOCKET": "@sandbox-fleet-test-notify"}).send("READY=1")
         assert heard(made) == "READY=1"
 
 
 def test_without_systemd_nothing_is_told_and_without_a_listener_it_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Notifier({}).tell("READY=1")
+    Notifier({}).send("READY=1")
     assert caplog.records == []
     assert Notifier({}).every == float("inf")
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).tell("READY=1")
-    assert "systemd was not told READY=1" in caplog.text
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).send("READY=1")
+    assert "READY=1 could not be sent" in caplog.text

@@ -15,11 +15,11 @@ from typing import IO
 import pytest
 
 from autoscaler import lock, teardown
-from autoscaler.clock import Clock, ClockGuard
+from autoscaler.clock import ClockGuard, DaemonClock
 from autoscaler.daemon import Daemon
-from autoscaler.executor import new_operation_id
+from autoscaler.instances import new_operation_id
 from autoscaler.settings import AutoscalerSettings
-from autoscaler.user_data import NodeBoot, for_cloud_init, for_local, renderer, toml
+from autoscaler.user_data import NodeBoot, for_cloud_init, for_local, renderer
 from gateway.wire.settings import ConfigurationError
 from providers.base import Applied, ErrorKind
 from tests.scenario.autoscaler.fleet import Fleet, pool
@@ -31,7 +31,7 @@ def test_the_second_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     path = tmp_path / "a" / "lock"
     assert lock.owner(path) is None
     with lock.held(path):
-        with pytest.raises(lock.LockedError, match=f"process {os.getpid()}, since .*; end it first"), lock.held(path):
+        with pytest.raises(lock.LockedError, match=f"process {os.getpid()}, since .*; stop it first"), lock.held(path):
             raise AssertionError
         assert str(os.getpid()) in str(lock.owner(path))
     assert lock.owner(path) is None
@@ -77,7 +77,7 @@ with lock.held(Path({str(path)!r})): print('held', flush=True); sys.stdin.read()
 # -- clock ------------------------------------------------------------------------------------------------------------
 
 
-class HandClock(Clock):
+class HandClock(DaemonClock):
     def __init__(self) -> None:
         self.wall = 1000.0
         self.steady = 0.0
@@ -98,13 +98,13 @@ def test_ages_are_not_trusted_for_a_while_after_a_jump(jump: float) -> None:
     clock, told = HandClock(), []
     guard = ClockGuard(clock, 100.0, told.append)
     clock.pass_by(5000.0)
-    assert guard.is_settled()
+    assert guard.check()
     clock.wall += jump
-    assert not guard.is_settled()
+    assert not guard.check()
     clock.pass_by(99.0)
-    assert not guard.is_settled()
+    assert not guard.check()
     clock.pass_by(1.0)
-    assert guard.is_settled()
+    assert guard.check()
     assert told == [jump]
 
 
@@ -114,7 +114,7 @@ def test_a_clock_that_drifts_slowly_is_trusted() -> None:
     for _ in range(100):
         clock.pass_by(10.0)
         clock.wall += 1.0
-        assert guard.is_settled()
+        assert guard.check()
     assert told == []
 
 
@@ -208,16 +208,6 @@ def test_a_local_node_is_told_everything_and_its_token_apart() -> None:
     }
 
 
-def test_toml_is_read_back_as_it_was_written() -> None:
-    values = {"a": 1, "b": 1.5, "c": True, "d": "é\n\t\"'", "e": ["x", "y"], "f": {"k.v": "w"}}
-    assert tomllib.loads(toml(values)) == values
-
-
-def test_what_toml_here_cannot_say_is_refused() -> None:
-    with pytest.raises(TypeError):
-        toml({"a": None})
-
-
 def test_machines_of_a_plugin_get_a_cloud_init_document() -> None:
     assert renderer("fog") is for_cloud_init
 
@@ -265,7 +255,7 @@ def test_ticks_that_fail_are_told_once_and_the_next_one_comes(caplog: pytest.Log
     run_until_signal(tick)
     assert count >= 4
     told = [message for message in caplog.messages if message.startswith("the tick failed")]
-    assert told == ["the tick failed: RuntimeError: disk full, try 1", "the tick failed: this is over"]
+    assert told == ["the tick failed: RuntimeError: disk full, try 1", "the tick failed: resolved"]
     assert "Traceback" in caplog.text
 
 
@@ -298,9 +288,10 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def give_up(fleet: Fleet, within: float = 60.0) -> list[str]:
-    return teardown.release(
+    left = teardown.release(
         fleet.journal, {"fake": fleet.provider}, clock=fleet.clock, within=within, sleep=fleet.cloud.advance
     )
+    return [each.subject for each in left]
 
 
 def test_the_whole_fleet_goes_and_its_rows_with_it(fleet: Fleet) -> None:
@@ -308,7 +299,7 @@ def test_the_whole_fleet_goes_and_its_rows_with_it(fleet: Fleet) -> None:
     assert give_up(fleet) == []
     assert fleet.cloud.machines == {}
     assert fleet.states() == []
-    assert teardown.forget(fleet.gateway, names) == []
+    assert teardown.forget_nodes(fleet.gateway, names) == []
     assert fleet.gateway.records == {}
     fleet.journal.close()
 
@@ -325,7 +316,7 @@ def test_what_no_row_knows_goes_too(fleet: Fleet) -> None:
 def test_what_stays_is_named(fleet: Fleet) -> None:
     fleet.cloud.stop_seconds = 1e6
     left = give_up(fleet, within=5.0)
-    assert left == [f"{name} is still there" for name in sorted(fleet.cloud.machines)]
+    assert left == sorted(fleet.cloud.machines)
     fleet.cloud.stop_seconds = 1.0
     fleet.cloud.advance(1e6)
     assert give_up(fleet) == []
@@ -338,7 +329,7 @@ def test_a_provider_that_fails_is_tried_until_the_end(fleet: Fleet) -> None:
     assert give_up(fleet) == []
     for _ in range(100):
         fleet.cloud.fail_next("list", ErrorKind.AUTH, Applied.NO)
-    assert give_up(fleet, within=3.0) == ["provider fake: fake: list answered auth"]
+    assert give_up(fleet, within=3.0) == ["fake"]
     fleet.journal.close()
 
 
@@ -347,5 +338,5 @@ def test_a_plugin_that_breaks_is_tried_until_the_end_too(fleet: Fleet) -> None:
     assert give_up(fleet) == []
     for _ in range(100):
         fleet.cloud.break_next("list", KeyError("id"), effect=False)
-    assert give_up(fleet, within=3.0) == ["provider fake broke: KeyError: 'id'"]
+    assert give_up(fleet, within=3.0) == ["fake"]
     fleet.journal.close()

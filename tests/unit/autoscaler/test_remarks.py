@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.observe import NOT_ASKED
-from autoscaler.throttled_log import AGAIN_SECONDS, Remarks
+from autoscaler.observe import NO_GATEWAY
+from autoscaler.throttled_log import REPEAT_SECONDS, ThrottledLog
 from providers.base import Applied, ErrorKind
 from tests.scenario.autoscaler.fleet import Fleet
 from tests.unit.autoscaler.test_anchor import HandClock
 
-TROUBLE = "provider fog cannot be asked"
+TROUBLE = "provider fog cannot be listed"
 
 
 @pytest.fixture
@@ -20,46 +20,48 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def remarks(clock: HandClock, caplog: pytest.LogCaptureFixture) -> Remarks:
+def remarks(clock: HandClock, caplog: pytest.LogCaptureFixture) -> ThrottledLog:
     caplog.set_level(logging.INFO)
-    return Remarks(logging.getLogger("autoscaler.provider_polling"), clock.monotonic)
+    return ThrottledLog(logging.getLogger("autoscaler.provider_polling"), clock.monotonic)
 
 
 def test_what_lasts_is_told_once_and_again_after_a_while(
-    remarks: Remarks, clock: HandClock, caplog: pytest.LogCaptureFixture
+    remarks: ThrottledLog, clock: HandClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
-        remarks.tell(TROUBLE, "network: no route")
+        remarks.report(TROUBLE, "network: no route")
     assert caplog.messages == [f"{TROUBLE}: network: no route"]
-    clock.pass_by(AGAIN_SECONDS)
-    remarks.tell(TROUBLE, "network: no route")
+    clock.pass_by(REPEAT_SECONDS)
+    remarks.report(TROUBLE, "network: no route")
     assert len(caplog.messages) == 2
 
 
-def test_what_changes_is_told_but_a_number_is_no_change(remarks: Remarks, caplog: pytest.LogCaptureFixture) -> None:
-    remarks.tell(TROUBLE, "network: <connection at 0x7f31ac> has not answered for 10 s")
-    remarks.tell(TROUBLE, "network: <connection at 0x8b90de> has not answered for 20 s")
+def test_what_changes_is_told_but_a_number_is_no_change(
+    remarks: ThrottledLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    remarks.report(TROUBLE, "network: <connection at 0x7f31ac> has not answered for 10 s")
+    remarks.report(TROUBLE, "network: <connection at 0x8b90de> has not answered for 20 s")
     assert len(caplog.messages) == 1
-    remarks.tell(TROUBLE, "auth: the token is refused")
+    remarks.report(TROUBLE, "auth: the token is refused")
     assert caplog.messages[1:] == [f"{TROUBLE}: auth: the token is refused"]
 
 
-def test_the_end_is_told_to_who_heard_of_the_beginning(remarks: Remarks, caplog: pytest.LogCaptureFixture) -> None:
-    remarks.over(TROUBLE)
+def test_the_end_is_told_to_who_heard_of_the_beginning(remarks: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
+    remarks.resolve(TROUBLE)
     assert caplog.messages == []
-    remarks.tell(TROUBLE, "network: no route")
-    remarks.over(TROUBLE)
-    remarks.over(TROUBLE)
-    assert caplog.messages[1:] == [f"{TROUBLE}: this is over"]
-    remarks.tell(TROUBLE, "network: no route")
+    remarks.report(TROUBLE, "network: no route")
+    remarks.resolve(TROUBLE)
+    remarks.resolve(TROUBLE)
+    assert caplog.messages[1:] == [f"{TROUBLE}: resolved"]
+    remarks.report(TROUBLE, "network: no route")
     assert len(caplog.messages) == 3
 
 
-def test_of_what_broke_the_traceback_is_kept(remarks: Remarks, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_what_broke_the_traceback_is_kept(remarks: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise KeyError("x")
     except KeyError:
-        remarks.tell(TROUBLE, "KeyError: 'x'", level=logging.ERROR, trace=True)
+        remarks.report(TROUBLE, "KeyError: 'x'", level=logging.ERROR, trace=True)
     assert 'raise KeyError("x")' in caplog.text
     assert caplog.records[0].levelno == logging.ERROR
 
@@ -74,7 +76,7 @@ def test_ticks_do_not_repeat_who_does_not_answer(tmp_path: Path, caplog: pytest.
         fleet.tick()
     fleet.gateway.unreachable = False
     fleet.tick()
-    for subject in ("provider fake cannot be asked", NOT_ASKED):
+    for subject in ("provider fake cannot be listed", NO_GATEWAY):
         begun, over = (message for message in caplog.messages if message.startswith(subject))
-        assert not begun.endswith("this is over")
-        assert over == f"{subject}: this is over"
+        assert not begun.endswith("resolved")
+        assert over == f"{subject}: resolved"
