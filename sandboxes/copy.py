@@ -18,7 +18,7 @@ SANDBOX_PATH: Final = re.compile(rf"({ID_PATTERN.removeprefix('^').removesuffix(
 
 
 @dataclass(frozen=True)
-class SandboxPath:
+class RemotePath:
     """A path in a sandbox."""
 
     sandbox_id: str
@@ -32,14 +32,14 @@ class LocalPath:
     path: str
 
 
-def parse_place(text: str) -> SandboxPath | LocalPath:
+def parse_place(text: str) -> RemotePath | LocalPath:
     """Parse an argument of ``cp``.  A local name that holds a colon is written as ``./name:x``."""
     if match := SANDBOX_PATH.fullmatch(text):
-        return SandboxPath(match[1], match[2])
+        return RemotePath(match[1], match[2])
     return LocalPath(text)
 
 
-def copy(client: SandboxClient, source: SandboxPath | LocalPath, target: SandboxPath | LocalPath) -> dict[str, object]:
+def copy(client: SandboxClient, source: RemotePath | LocalPath, target: RemotePath | LocalPath) -> dict[str, object]:
     """Copy one file.
 
     Returns:
@@ -49,14 +49,14 @@ def copy(client: SandboxClient, source: SandboxPath | LocalPath, target: Sandbox
         click.UsageError: the two places do not make a copy into or out of one sandbox.
     """
     match source, target:
-        case LocalPath(), SandboxPath():
+        case LocalPath(), RemotePath():
             return _upload(client, source.path, target)
-        case SandboxPath(), LocalPath():
+        case RemotePath(), LocalPath():
             return _download(client, source, target.path)
     raise click.UsageError("one of SRC and DST must be ID:PATH, and the other a local path or -")
 
 
-def _upload(client: SandboxClient, source: str, target: SandboxPath) -> dict[str, object]:
+def _upload(client: SandboxClient, source: str, target: RemotePath) -> dict[str, object]:
     path = target.path
     if path.endswith("/"):
         if source == PIPE:
@@ -71,7 +71,7 @@ def _upload(client: SandboxClient, source: str, target: SandboxPath) -> dict[str
     return {"from": source, "to": f"{target.sandbox_id}:{path}", "size": answer["size"]}
 
 
-def _download(client: SandboxClient, source: SandboxPath, target: str) -> dict[str, object]:
+def _download(client: SandboxClient, source: RemotePath, target: str) -> dict[str, object]:
     with transfer(posixpath.basename(source.path)) as moved:
         if target == PIPE:
             size = client.download_file_to(source.sandbox_id, source.path, sys.stdout.buffer, on_progress=moved)

@@ -1,4 +1,4 @@
-"""The whole service as a user starts it: ``sandboxes up`` as a process over a state directory of its own."""
+"""The whole service as a user starts it: ``sandboxes up`` as a process with a state directory of its own."""
 
 import os
 import shutil
@@ -53,16 +53,16 @@ class Up:
         return GatewayClient(self.url, (self.directory.tokens / "operator").read_text())
 
     def engine(self) -> docker.APIClient:
-        """The Docker engine of this service, or the machine's where one answers."""
+        """Return a client of this service's Docker engine, or of the machine's where one answers."""
         ours = self.directory.docker_socket
         return docker.APIClient(base_url=f"unix://{ours}" if ours.exists() else None, timeout=60)
 
     def pid(self, daemon: str) -> int | None:
-        """Process id of ``gateway``, ``autoscaler`` or ``node``; ``None`` while it is not running."""
+        """Return the process id of ``gateway``, ``autoscaler`` or ``node``; ``None`` while it is not running."""
         return next(iter(pids_of(self.directory.root, daemon)), None)
 
     def end(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Asks it to end, waits, and returns its exit code."""
+        """Send it a signal, wait for its end, and return its exit code."""
         self.process.send_signal(number)
         return self.process.wait(DOWN_SECONDS)
 
@@ -72,7 +72,7 @@ class Up:
 
 
 def pids_of(root: Path, daemon: str) -> list[int]:
-    """Processes of that daemon over that state directory, whoever started them."""
+    """Return the processes of that daemon over that state directory, whoever started them."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -88,15 +88,15 @@ def pids_of(root: Path, daemon: str) -> list[int]:
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-    """Asks until it is so; other processes' doings give no event to wait for."""
+    """Poll until ``true`` holds; other processes give no event to wait for."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"after {seconds:.0f} s still not so: {what}"
+        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
         time.sleep(0.05)
 
 
 def start(directory: StateDir, port: int, *, ready: bool = True) -> Up:
-    """Starts ``sandboxes up`` and returns when it says that it is up, or at once with ``ready=False``."""
+    """Start ``sandboxes up`` and return when it reports that it is up, or at once with ``ready=False``."""
     process = subprocess.Popen(
         [sys.executable, "-m", "sandboxes", "up", "--state-dir", str(directory.root), "--port", str(port)],
         stdin=subprocess.DEVNULL,
@@ -126,12 +126,12 @@ def start(directory: StateDir, port: int, *, ready: bool = True) -> Up:
 
 
 def marks(directory: StateDir) -> residue.Marks:
-    """What everything of this service is marked with, as long as its nodes' directories are there."""
+    """Return what everything of this service is marked with, as long as its nodes' directories exist."""
     return (str(directory.root), *(tag_of(home / "node") for home in directory.instances.iterdir()))
 
 
 def assert_nothing_left(looked_for: residue.Marks) -> None:
-    """Fails when the machine still has something that carries one of the marks, other than the state directory."""
+    """Fail when something on the machine still carries one of the marks, other than the state directory."""
     there = f"{looked_for[0]}/"  # the state directory itself is the test's to remove
     found = residue.find_settled((there, *looked_for[1:]))
     found["file or directory"] = [name for name in found["file or directory"] if name != there]
@@ -139,7 +139,7 @@ def assert_nothing_left(looked_for: residue.Marks) -> None:
 
 
 def release(directory: StateDir) -> None:
-    """Ends what a test that failed between two starts has left: nodes that nobody would take over."""
+    """End what a test that failed between two starts has left: nodes that nobody would take over."""
     if directory.instances.is_dir() and any(directory.instances.iterdir()):
         command = [sys.executable, "-m", "sandboxes", "autoscaler", "release"]
         subprocess.run([*command, "--config", str(directory.root / "autoscaler.toml")], timeout=200, check=False)
@@ -148,7 +148,7 @@ def release(directory: StateDir) -> None:
 
 @contextmanager
 def state() -> Iterator[StateDir]:
-    """A short state directory, removed at the end; nothing may be mounted below it then."""
+    """Make a state directory with a short path, and remove it at the end unless something is mounted below it."""
     root = Path(tempfile.mkdtemp(prefix="sbt-", dir="/var/tmp"))
     try:
         yield StateDir(root)
@@ -159,7 +159,7 @@ def state() -> Iterator[StateDir]:
 
 @contextmanager
 def running(directory: StateDir | None = None) -> Iterator[Up]:
-    """A service that is up inside the block and killed after it if the test did not end it."""
+    """Run a service for the block, and end it after if the test did not."""
     with state() as made:
         service = start(directory or made, free_port())
         try:

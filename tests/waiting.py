@@ -1,13 +1,13 @@
-"""Waiting for what another thread or process brings about, where there is no event to wait for."""
+"""Waiting for what another thread or process does, where there is no event to wait for."""
 
 import time
 from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Returns as soon as the condition holds; fails the test when it does not come about in time."""
+    """Return as soon as the condition holds; fail the test when it does not hold in time."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError("the condition did not come about in time")
+            raise AssertionError(f"the condition did not hold within {seconds:.0f} s")
         time.sleep(0.005)

@@ -26,7 +26,7 @@ from sandboxes.errors import InterruptedStartError
 from sandboxes.local import dockerd
 from sandboxes.local.residue import Marks
 from sandboxes.local.state_dir import StateDir, write_private
-from sandboxes.local.supervisor import Child, StopRequested, Supervisor, argv_of, run_command
+from sandboxes.local.supervisor import Child, ProcessSupervisor, StopRequested, argv_of, run_command
 
 HOST: Final = "127.0.0.1"
 DOCTOR_SECONDS: Final = 120.0  # it starts a throwaway sandbox
@@ -70,7 +70,7 @@ class Stack:
         self._directory = directory
         self._port = port
         self._say = say
-        self._supervisor = Supervisor(say)
+        self._supervisor = ProcessSupervisor(say)
         self._supervisor.catch_signals()
         self.docker_socket = directory.docker_socket
         url = f"http://{HOST}:{port}"

@@ -122,7 +122,7 @@ class _Running:
         """When to start it again; ``None`` while it runs."""
 
 
-class Supervisor:
+class ProcessSupervisor:
     """Starts children one after the other, keeps them alive, and ends them in the opposite order.
 
     All methods belong to the thread that made the object, which must be the main one.

@@ -1,4 +1,4 @@
-"""``sandboxes up`` that cannot work says why in one sentence, and leaves nothing half-started."""
+"""``sandboxes up`` that cannot work prints one line with the reason and leaves nothing half-started."""
 
 import contextlib
 import socket
@@ -28,7 +28,7 @@ def directory(engines: None) -> Iterator[StateDir]:
 
 
 def refusal(root: Path, *options: str, before: tuple[str, ...] = ()) -> str:
-    """Runs ``sandboxes up``, which must fail and leave nothing; its one sentence."""
+    """Run ``sandboxes up``, which must fail and leave nothing, and return its one line."""
     done = subprocess.run(
         [*before, *UP, "--state-dir", str(root), *options],
         stdin=subprocess.DEVNULL,
@@ -46,7 +46,7 @@ def refusal(root: Path, *options: str, before: tuple[str, ...] = ()) -> str:
     return errors[0]
 
 
-def test_a_port_that_is_taken(directory: StateDir) -> None:
+def test_taken_port(directory: StateDir) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
         said = refusal(directory.root, "--port", str(number))
@@ -54,7 +54,7 @@ def test_a_port_that_is_taken(directory: StateDir) -> None:
     assert "--port" in said
 
 
-def test_a_port_on_which_the_gateway_of_somebody_else_answers(directory: StateDir, tmp_path: Path) -> None:
+def test_port_of_another_gateway(directory: StateDir, tmp_path: Path) -> None:
     new_token(tmp_path, "operator")
     with gateway_process(tmp_path) as other:
         number = other.url.rpartition(":")[2]
@@ -63,26 +63,25 @@ def test_a_port_on_which_the_gateway_of_somebody_else_answers(directory: StateDi
     assert "--port" in said
 
 
-def test_a_directory_that_another_one_holds(directory: StateDir) -> None:
+def test_locked_state_directory(directory: StateDir) -> None:
     directory.make()
     with locked(directory.lock):
         said = refusal(directory.root, "--port", str(free_port()))
-    assert "another 'sandboxes up'" in said
     assert "--state-dir" in said
 
 
-def test_a_path_that_is_too_long(directory: StateDir) -> None:
+def test_too_long_path(directory: StateDir) -> None:
     said = refusal(directory.root / ("x" * 40), "--port", str(free_port()))
-    assert "choose a shorter one with --state-dir" in said
+    assert "--state-dir" in said
 
 
-def test_a_path_that_is_a_file(directory: StateDir) -> None:
+def test_path_that_is_a_file(directory: StateDir) -> None:
     (directory.root / "file").touch()
-    assert "cannot make" in refusal(directory.root / "file", "--port", str(free_port()))
+    assert str(directory.root / "file") in refusal(directory.root / "file", "--port", str(free_port()))
 
 
 @pytest.mark.parametrize("size", ["64k", "1m"])
-def test_a_full_disk(directory: StateDir, size: str) -> None:
+def test_full_disk(directory: StateDir, size: str) -> None:
     disk = directory.root / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True, timeout=10)
@@ -99,18 +98,18 @@ def refusal_on(disk: Path) -> str:
     return refusal(disk / "s", "--port", str(free_port()))
 
 
-def test_a_missing_engine(directory: StateDir) -> None:
+def test_missing_engine(directory: StateDir) -> None:
     hide = ("unshare", "-m", "sh", "-c", 'mount --bind /dev/null "$(command -v runsc)" && exec "$@"', "sh")
     said = refusal(directory.root, "--port", str(free_port()), before=hide)
     assert "gVisor" in said or "runsc" in said
 
 
-def test_a_setting_that_does_not_exist(directory: StateDir) -> None:
+def test_unknown_setting(directory: StateDir) -> None:
     said = refusal(directory.root, "--port", str(free_port()), before=("env", "SANDBOXES_GATEWAY_COLOUR=red"))
     assert "colour" in said
 
 
-def test_a_database_of_a_newer_version(directory: StateDir) -> None:
+def test_database_of_a_newer_version(directory: StateDir) -> None:
     directory.make()
     create = ["token", "create", "--name", "x", "--scope", "client", "--state-dir", str(directory.gateway)]
     subprocess.run([*UP[:-1], *create], check=True, timeout=60, capture_output=True)
@@ -122,7 +121,7 @@ def test_a_database_of_a_newer_version(directory: StateDir) -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http"])
-def test_a_port_that_is_none(directory: StateDir, port: str) -> None:
+def test_invalid_port(directory: StateDir, port: str) -> None:
     done = subprocess.run(
         [*UP, "--state-dir", str(directory.root), "--port", port],
         capture_output=True,

@@ -17,7 +17,7 @@ from .results import (
 )
 from .sandbox import SandboxCalls
 from .specs import Image
-from .transport import Call, Transport, segment
+from .transport import ApiCall, Transport, segment
 
 URL_VARIABLE = "UCLOUD_SANDBOX_URL"
 TOKEN_VARIABLE = "UCLOUD_SANDBOX_API_TOKEN"  # noqa: S105 - a variable's name
@@ -89,7 +89,7 @@ class SandboxClient(SandboxCalls):
 
     def health(self) -> ServiceHealth:
         """Ask the service for its health; needs no token."""
-        return self._call(Call("GET", "/healthz", safe=True), ServiceHealth)
+        return self._call(ApiCall("GET", "/healthz", safe=True), ServiceHealth)
 
     # -- capacity -----------------------------------------------------------------------------------------------------
 
@@ -145,11 +145,11 @@ class SandboxClient(SandboxCalls):
 
     def list_prepared_capacity(self) -> PreparedCapacityResponse:
         """Return ``prepared``, the units that no create has claimed yet, and ``demand``."""
-        return self._call(Call("GET", "/v1/capacity/prepare", safe=True), PreparedCapacityResponse)
+        return self._call(ApiCall("GET", "/v1/capacity/prepare", safe=True), PreparedCapacityResponse)
 
     def delete_prepared_capacity(self, prepare_id: str) -> DeleteCapacityResponse:
         """Take prepared capacity back; ``deleted`` is ``None`` when there was nothing of that id."""
-        call = Call("DELETE", f"/v1/capacity/prepare/{segment(prepare_id)}", safe=True)
+        call = ApiCall("DELETE", f"/v1/capacity/prepare/{segment(prepare_id)}", safe=True)
         return self._call(call, DeleteCapacityResponse)
 
     def prepare_builder(
@@ -161,11 +161,11 @@ class SandboxClient(SandboxCalls):
 
     def list_prepared_builders(self) -> PreparedBuildersResponse:
         """Return ``prepared_builders`` and ``demand``."""
-        return self._call(Call("GET", "/v1/builders/prepare", safe=True), PreparedBuildersResponse)
+        return self._call(ApiCall("GET", "/v1/builders/prepare", safe=True), PreparedBuildersResponse)
 
     def delete_prepared_builder(self, prepare_id: str) -> DeleteBuilderResponse:
         """Take prepared builders back; see `delete_prepared_capacity`."""
-        call = Call("DELETE", f"/v1/builders/prepare/{segment(prepare_id)}", safe=True)
+        call = ApiCall("DELETE", f"/v1/builders/prepare/{segment(prepare_id)}", safe=True)
         return self._call(call, DeleteBuilderResponse)
 
 
@@ -174,6 +174,6 @@ def _new_id(kind: str) -> str:
     return f"{kind}-{uuid4().hex[:16]}"
 
 
-def _prepare(path: str, prepare_id: str, count: int, ttl_seconds: int, shape: Mapping[str, Any]) -> Call:
+def _prepare(path: str, prepare_id: str, count: int, ttl_seconds: int, shape: Mapping[str, Any]) -> ApiCall:
     body = {"id": prepare_id, "count": count, "ttl_seconds": ttl_seconds, **shape}
-    return Call.with_json("POST", path, body, safe=True)
+    return ApiCall.with_json("POST", path, body, safe=True)

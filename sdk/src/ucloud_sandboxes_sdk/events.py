@@ -8,8 +8,8 @@ from .errors import DeadlineExceededError, ExecEventHistoryLostError, SandboxApi
 from .results import SandboxExecEvent, SandboxExecSession
 from .transport import (
     BLOCK,
+    ApiCall,
     Backoff,
-    Call,
     Deadline,
     Transport,
     closing_response,
@@ -93,7 +93,7 @@ class EventReader:
 
     def _attach(self) -> Iterator[SandboxExecEvent]:
         """Yield the events of one connection."""
-        call = Call("GET", f"/v1/exec/{segment(self._id)}/stream", {"after": self.position}, safe=True)
+        call = ApiCall("GET", f"/v1/exec/{segment(self._id)}/stream", {"after": self.position}, safe=True)
         stall = min(STREAM_STALL, self._deadline.remaining())
         response = self._transport.send(call, deadline=self._deadline, stall=stall)
         splitter = LineSplitter(MAX_LINE)
@@ -106,7 +106,7 @@ class EventReader:
                 except LineTooLongError as error:
                     raise SandboxApiError(f"exec session {self._id}: {error}") from error
 
-    def _read(self, call: Call, read: Callable[[int], bytes]) -> bytes:
+    def _read(self, call: ApiCall, read: Callable[[int], bytes]) -> bytes:
         # Only the read is guarded: what the caller raises between two events is the caller's.
         with transport_errors(self._transport.name(call), self._deadline):
             return read(BLOCK)

@@ -8,7 +8,7 @@ from .errors import SandboxApiError, StdinClosedError
 from .events import ENDED, EventReader
 from .results import SandboxExecEvent, SandboxExecResponse, SandboxExecResult, SandboxExecSession
 from .specs import argv
-from .transport import Call, Deadline, ServiceCalls, segment
+from .transport import ApiCall, Deadline, ServiceCalls, segment
 
 STDIN_BLOCK: Final = 1024 * 1024
 FIRST_WAIT: Final = 10.0  # seconds in which a command that ends costs one round trip
@@ -108,7 +108,7 @@ class ExecCalls(ServiceCalls):
 
     def get_exec_session(self, session_id: str) -> SandboxExecResponse:
         """Return the state of a session: ``{"session": {…}}``."""
-        return self._call(Call("GET", _exec(session_id), safe=True), SandboxExecResponse)
+        return self._call(ApiCall("GET", _exec(session_id), safe=True), SandboxExecResponse)
 
     def read_exec_events(
         self, session_id: str, *, after: int = 0, limit: int = 100, wait_seconds: float = 0.0
@@ -122,22 +122,22 @@ class ExecCalls(ServiceCalls):
             wait_seconds: how long to wait while there are none and the process runs; the service waits 20 s at most.
         """
         query = {"after": after, "limit": limit, "wait_seconds": wait_seconds}
-        call = Call("GET", _exec(session_id, "/events"), query, safe=True)
+        call = ApiCall("GET", _exec(session_id, "/events"), query, safe=True)
         return self._call(call, SandboxExecResponse, timeout_seconds=self.timeout_seconds + wait_seconds)
 
     def write_exec_stdin(self, session_id: str, data: str | bytes, *, eof: bool = False) -> SandboxExecResponse:
         """Send one piece of input (16 MiB of JSON at most), once; ``eof`` closes the input after it."""
         text = {"data": data} if isinstance(data, str) else {"data_base64": base64.b64encode(data).decode()}
-        call = Call.with_json("POST", _exec(session_id, "/stdin"), {**text, "eof": eof})
+        call = ApiCall.with_json("POST", _exec(session_id, "/stdin"), {**text, "eof": eof})
         return self._call(call, SandboxExecResponse)
 
     def close_exec_stdin(self, session_id: str) -> SandboxExecResponse:
         """Close the input of a session."""
-        return self._call(Call("POST", _exec(session_id, "/close-stdin")), SandboxExecResponse)
+        return self._call(ApiCall("POST", _exec(session_id, "/close-stdin")), SandboxExecResponse)
 
     def signal_exec(self, session_id: str, signal: int = 15) -> SandboxExecResponse:
         """Send a signal, by number, to the whole process group."""
-        call = Call.with_json("POST", _exec(session_id, "/signal"), {"signal": signal})
+        call = ApiCall.with_json("POST", _exec(session_id, "/signal"), {"signal": signal})
         return self._call(call, SandboxExecResponse)
 
     def _start(
@@ -152,9 +152,9 @@ class ExecCalls(ServiceCalls):
         """Start a command, sent once; the response has ``events`` where ``wait_seconds`` was given."""
         chosen = {key: value for key, value in options.items() if value is not None}
         payload = {"command": argv(command), "stdin": stdin, "tty": False, **chosen}
-        call = Call.with_json("POST", f"/v1/sandboxes/{segment(sandbox_id)}/exec", payload)
+        call = ApiCall.with_json("POST", f"/v1/sandboxes/{segment(sandbox_id)}/exec", payload)
         if wait_seconds is not None:
-            call = Call(call.method, call.path, {"wait_seconds": wait_seconds}, call.body, call.headers)
+            call = ApiCall(call.method, call.path, {"wait_seconds": wait_seconds}, call.body, call.headers)
         answer = self.transport.json(call, timeout_seconds=self.timeout_seconds + (wait_seconds or 0.0))
         session = answer.get("session")
         if not isinstance(session, dict) or not isinstance(session.get("id"), str):

@@ -14,8 +14,8 @@ from .errors import TransportError
 from .results import SandboxUploadResponse
 from .transport import (
     BLOCK,
+    ApiCall,
     Body,
-    Call,
     Deadline,
     Response,
     ServiceCalls,
@@ -164,7 +164,7 @@ def download(
     Raises:
         TransportError: it ended before its announced length; ``target`` then holds a part.
     """
-    call = Call("GET", _path(sandbox_id), {"path": path}, safe=True)
+    call = ApiCall("GET", _path(sandbox_id), {"path": path}, safe=True)
     deadline = Deadline.after(NO_DEADLINE)
     response = transport.open(call, deadline=Deadline.after(STALL), stall=STALL)
     with closing_response(response):
@@ -199,7 +199,7 @@ def _put_file(
 
 def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int) -> SandboxUploadResponse:
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
-    call = Call("PUT", _path(sandbox_id), {"path": path}, body=body, headers=headers)
+    call = ApiCall("PUT", _path(sandbox_id), {"path": path}, body=body, headers=headers)
     return cast("SandboxUploadResponse", transport.json(call, timeout_seconds=NO_DEADLINE, stall=STALL))
 
 

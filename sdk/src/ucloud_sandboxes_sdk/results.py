@@ -303,7 +303,7 @@ class ResourceAmounts(TypedDict):
     slots: int
 
 
-class PreparedUnits(TypedDict):
+class PreparedUnitsInfo(TypedDict):
     """Units of one shape that were asked for ahead and that no create has claimed yet."""
 
     prepare_id: str
@@ -320,7 +320,7 @@ class PreparedUnits(TypedDict):
     expires_at: str
 
 
-class PreparedBuilderUnits(TypedDict):
+class PreparedBuildersInfo(TypedDict):
     """Builders that were asked for ahead."""
 
     prepare_id: str
@@ -348,25 +348,25 @@ class CapacityDemand(TypedDict):
     pending_count: int
     pending_resources: ResourceAmounts
     oldest_pending_seconds: float | None
-    prepared: list[PreparedUnits]
+    prepared: list[PreparedUnitsInfo]
     prepared_resources: ResourceAmounts
     desired_resources: ResourceAmounts
     """Pending and prepared together."""
-    prepared_builders: list[PreparedBuilderUnits]
+    prepared_builders: list[PreparedBuildersInfo]
     prepared_builder_count: int
 
 
 class PrepareCapacityResponse(TypedDict):
     """What is prepared under one id now."""
 
-    prepare: PreparedUnits
+    prepare: PreparedUnitsInfo
     demand: CapacityDemand
 
 
 class PreparedCapacityResponse(TypedDict):
     """All prepared capacity, in the order in which it expires."""
 
-    prepared: list[PreparedUnits]
+    prepared: list[PreparedUnitsInfo]
     demand: CapacityDemand
 
 
@@ -374,21 +374,21 @@ class DeleteCapacityResponse(TypedDict):
     """Prepared capacity that was taken back; ``deleted`` is ``None`` when there was nothing of that id."""
 
     ok: bool
-    deleted: PreparedUnits | None
+    deleted: PreparedUnitsInfo | None
     demand: CapacityDemand
 
 
 class PrepareBuilderResponse(TypedDict):
     """The builders that are prepared under one id now."""
 
-    prepare: PreparedBuilderUnits
+    prepare: PreparedBuildersInfo
     demand: CapacityDemand
 
 
 class PreparedBuildersResponse(TypedDict):
     """All prepared builders, in the order in which they expire."""
 
-    prepared_builders: list[PreparedBuilderUnits]
+    prepared_builders: list[PreparedBuildersInfo]
     demand: CapacityDemand
 
 
@@ -396,5 +396,5 @@ class DeleteBuilderResponse(TypedDict):
     """Prepared builders that were taken back; ``deleted`` is ``None`` when there was nothing of that id."""
 
     ok: bool
-    deleted: PreparedBuilderUnits | None
+    deleted: PreparedBuildersInfo | None
     demand: CapacityDemand

@@ -23,7 +23,7 @@ from .results import (
     SandboxUsage,
 )
 from .specs import SandboxSpec, wire_fields
-from .transport import Backoff, Call, Deadline, may_retry, segment
+from .transport import ApiCall, Backoff, Deadline, may_retry, segment
 
 SLOW_CALL: Final = 90.0  # a delete or restart waits for the node, which has to end processes first
 CREATE_TIMEOUT: Final = 600.0
@@ -97,7 +97,7 @@ class SandboxCalls(ExecCalls, FileCalls):
         self, payload: dict[str, Any], timeout_seconds: float, on_progress: OnCreateProgress | None
     ) -> SandboxResponse:
         """Send the same create until it succeeds, cannot succeed, or the time is over."""
-        call = Call.with_json("POST", "/v1/sandboxes", payload, safe=True)
+        call = ApiCall.with_json("POST", "/v1/sandboxes", payload, safe=True)
         started = time.monotonic()
         deadline = Deadline.after(timeout_seconds)
         silence = Deadline.after(SILENCE)
@@ -130,7 +130,7 @@ class SandboxCalls(ExecCalls, FileCalls):
         """Yield the sandboxes that have these labels and this state, oldest first, read page by page."""
         query: dict[str, object] = {"label": [f"{k}={v}" for k, v in (labels or {}).items()], "state": state}
         while True:
-            page = self._call(Call("GET", "/v1/sandboxes", query, safe=True), SandboxListResponse)
+            page = self._call(ApiCall("GET", "/v1/sandboxes", query, safe=True), SandboxListResponse)
             found = page.get("sandboxes")
             yield from (item for item in found if isinstance(item, dict)) if isinstance(found, list) else ()
             if not page.get("next_cursor"):
@@ -140,7 +140,7 @@ class SandboxCalls(ExecCalls, FileCalls):
     def get_sandbox(self, sandbox_id: str) -> SandboxInfo | None:
         """Return one sandbox; ``None`` when there is none of that id."""
         try:
-            answer = self._call(Call("GET", _sandbox(sandbox_id), safe=True), SandboxResponse)
+            answer = self._call(ApiCall("GET", _sandbox(sandbox_id), safe=True), SandboxResponse)
         except NotFoundError:
             return None
         record = answer.get("sandbox")
@@ -158,25 +158,25 @@ class SandboxCalls(ExecCalls, FileCalls):
 
     def delete_sandbox(self, sandbox_id: str) -> SandboxDeleteResponse:
         """Delete a sandbox in whatever state it is; ``deleted`` is false when there was none."""
-        call = Call("DELETE", _sandbox(sandbox_id), safe=True)
+        call = ApiCall("DELETE", _sandbox(sandbox_id), safe=True)
         return self._call(call, SandboxDeleteResponse, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
 
     def pause_sandbox(self, sandbox_id: str) -> SandboxResponse:
         """Freeze all processes of a sandbox."""
-        return self._call(Call("POST", _sandbox(sandbox_id, "/pause")), SandboxResponse)
+        return self._call(ApiCall("POST", _sandbox(sandbox_id, "/pause")), SandboxResponse)
 
     def resume_sandbox(self, sandbox_id: str) -> SandboxResponse:
         """Thaw a paused sandbox."""
-        return self._call(Call("POST", _sandbox(sandbox_id, "/resume")), SandboxResponse)
+        return self._call(ApiCall("POST", _sandbox(sandbox_id, "/resume")), SandboxResponse)
 
     def restart_sandbox(self, sandbox_id: str) -> SandboxResponse:
         """End the processes of a sandbox and start it anew with the same workspace."""
-        call = Call("POST", _sandbox(sandbox_id, "/restart"))
+        call = ApiCall("POST", _sandbox(sandbox_id, "/restart"))
         return self._call(call, SandboxResponse, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
 
     def get_usage(self, sandbox_id: str) -> SandboxUsage:
         """Return what a running sandbox uses now."""
-        return SandboxUsage.from_payload(self._call(Call("GET", _sandbox(sandbox_id, "/usage"), safe=True), dict))
+        return SandboxUsage.from_payload(self._call(ApiCall("GET", _sandbox(sandbox_id, "/usage"), safe=True), dict))
 
     def read_logs(
         self,
@@ -195,7 +195,7 @@ class SandboxCalls(ExecCalls, FileCalls):
             limit: most bytes; the service returns 1 MiB at most.
         """
         query = {"stream": stream, "offset": offset, "limit": limit}
-        call = Call("GET", _sandbox(sandbox_id, "/logs"), query, safe=True)
+        call = ApiCall("GET", _sandbox(sandbox_id, "/logs"), query, safe=True)
         return SandboxLogChunk.from_payload(self._call(call, dict))
 
     def iter_logs(self, sandbox_id: str, stream: Literal["stdout", "stderr"] = "stdout") -> Iterator[bytes]:

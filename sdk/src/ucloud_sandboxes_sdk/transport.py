@@ -103,7 +103,7 @@ def may_retry(error: SandboxApiError, *, safe: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """What to send.
 
     ``safe`` says that sending it twice has the same effect as once; only such a call is ever sent again after the
@@ -119,7 +119,7 @@ class Call:
     safe: bool = False
 
     @classmethod
-    def with_json(cls, method: str, path: str, payload: object, *, safe: bool = False) -> "Call":
+    def with_json(cls, method: str, path: str, payload: object, *, safe: bool = False) -> "ApiCall":
         """Make a call with a JSON body.
 
         Raises:
@@ -167,7 +167,7 @@ class Transport:
         """Close the idle connections."""
         self._pool.clear()
 
-    def send(self, call: Call, *, deadline: Deadline, stall: float | None = None) -> Response:
+    def send(self, call: ApiCall, *, deadline: Deadline, stall: float | None = None) -> Response:
         """Send once and return the response with its body still to be read.
 
         Args:
@@ -201,11 +201,11 @@ class Transport:
             raise self._error(call, response, deadline)
         return response
 
-    def open(self, call: Call, *, deadline: Deadline, stall: float | None = None) -> Response:
+    def open(self, call: ApiCall, *, deadline: Deadline, stall: float | None = None) -> Response:
         """Send as `send` does, and retry until the deadline where that is harmless."""
         return self._again(lambda: self.send(call, deadline=deadline, stall=stall), call, deadline)
 
-    def json(self, call: Call, *, timeout_seconds: float, stall: float | None = None) -> dict[str, Any]:
+    def json(self, call: ApiCall, *, timeout_seconds: float, stall: float | None = None) -> dict[str, Any]:
         """Send a call, with retries where that is harmless, and return the JSON object that it answers.
 
         Args:
@@ -219,15 +219,15 @@ class Transport:
         deadline = Deadline.after(timeout_seconds)
         return self._again(lambda: self._json_once(call, deadline, stall), call, deadline)
 
-    def json_once(self, call: Call, *, timeout_seconds: float) -> dict[str, Any]:
+    def json_once(self, call: ApiCall, *, timeout_seconds: float) -> dict[str, Any]:
         """Send a call once and return the JSON object that it answers."""
         return self._json_once(call, Deadline.after(timeout_seconds))
 
-    def _json_once(self, call: Call, deadline: Deadline, stall: float | None = None) -> dict[str, Any]:
+    def _json_once(self, call: ApiCall, deadline: Deadline, stall: float | None = None) -> dict[str, Any]:
         response = self.send(call, deadline=deadline, stall=stall)
         return self._decoded(call, response, self._body(call, response, deadline, MAX_JSON_RESPONSE))
 
-    def _again(self, attempt: Callable[[], Result], call: Call, deadline: Deadline) -> Result:
+    def _again(self, attempt: Callable[[], Result], call: ApiCall, deadline: Deadline) -> Result:
         backoff = Backoff()
         failures = 0
         while True:
@@ -242,7 +242,7 @@ class Transport:
                     self.on_retry(error)
             self.sleep(delay)
 
-    def name(self, call: Call) -> str:
+    def name(self, call: ApiCall) -> str:
         """Return the call as error messages name it."""
         return f"{call.method} {self.base_url}{call.path}"
 
@@ -255,7 +255,7 @@ class Transport:
                     self._process = os.getpid()
         return self._pool
 
-    def _body(self, call: Call, response: Response, deadline: Deadline, limit: int) -> bytes:
+    def _body(self, call: ApiCall, response: Response, deadline: Deadline, limit: int) -> bytes:
         parts: list[bytes] = []
         size = 0
         with transport_errors(self.name(call), deadline), closing_response(response):
@@ -268,7 +268,7 @@ class Transport:
                     raise DeadlineExceededError(f"{self.name(call)}: the response did not end in time")
         return b"".join(parts)
 
-    def _decoded(self, call: Call, response: Response, body: bytes) -> dict[str, Any]:
+    def _decoded(self, call: ApiCall, response: Response, body: bytes) -> dict[str, Any]:
         if not body:
             return {}
         try:
@@ -284,7 +284,7 @@ class Transport:
             headers=dict(response.headers),
         )
 
-    def _error(self, call: Call, response: Response, deadline: Deadline) -> SandboxApiError:
+    def _error(self, call: ApiCall, response: Response, deadline: Deadline) -> SandboxApiError:
         headers = dict(response.headers)
         try:
             raw = self._body(call, response, deadline, MAX_ERROR_BODY)
@@ -303,7 +303,7 @@ class ServiceCalls:
     transport: Transport
     timeout_seconds: float
 
-    def _call(self, call: Call, answer: type[Answer], *, timeout_seconds: float | None = None) -> Answer:
+    def _call(self, call: ApiCall, answer: type[Answer], *, timeout_seconds: float | None = None) -> Answer:
         """Send a call, with retries where it is safe, and return the JSON object that it answers.
 
         Args:

@@ -1,11 +1,11 @@
-"""Deletes every worker of a fleet before the gateway and the network go; run by sweep.tf at destroy.
+"""Delete every worker of a fleet before the gateway and the network; run by sweep.tf at destroy.
 
-The order matters: a running autoscaler would make new workers while the old ones are deleted.
+The order matters: a running autoscaler would create new workers while the old ones are deleted.
 
 1. Refuse while the machines are protected: the destroy would fail half-way.
-2. On the gateway, over SSH: stop the autoscaler for good and let it give up its fleet.
+2. On the gateway, over SSH: stop the autoscaler for good and let it release its fleet.
 3. Through the API: delete what still carries the labels of an operation of this fleet, servers first, then the
-   addresses and volumes that they left, and wait until the listings are empty.
+   addresses and volumes that they left, and poll until the listings are empty.
 
 Python's standard library only, so that the machine that runs Terraform needs nothing but python3 and ssh.
 
@@ -17,7 +17,7 @@ Environment:
     SWEEP_SSH_ARGS: more arguments of ssh, such as ``-i KEY -J HOST``.
     HCLOUD_TOKEN, HCLOUD_ENDPOINT: as for the Terraform provider.
 
-Exits with 0 when nothing is left, and with 1 and a sentence otherwise.
+The exit code is 0 when nothing is left; otherwise it is 1, with a message.
 """
 
 import json
@@ -38,8 +38,8 @@ PAUSE_SECONDS = float(os.environ.get("SWEEP_PAUSE_SECONDS", "5"))
 PER_PAGE = 50
 # Servers first: what hangs on one cannot be deleted.
 KINDS = ("servers", "primary_ips", "floating_ips", "volumes")
-LATER = (409, 423, 429, 500, 502, 503, 504)  # in conflict, locked, too many calls, or the API's own trouble
-# Only a daemon that goes on running is a reason to stop; what the release leaves is deleted afterwards, by label.
+LATER = (409, 423, 429, 500, 502, 503, 504)  # conflict, locked, rate limit, or an error of the API itself
+# Only a daemon that keeps running is a reason to stop; what the release leaves is deleted afterwards, by label.
 STOP = (
     "systemctl disable --now sandbox-autoscaler.path sandbox-autoscaler.service || exit 3;"
     " runuser -u sandbox-autoscaler --"
@@ -49,31 +49,31 @@ STOP = (
 
 
 def say(sentence, stream=None):
-    """Tells the operator, at once: Terraform shows it as it comes."""
+    """Print a line for the operator, unbuffered: Terraform shows it as it comes."""
     (stream or sys.stdout).write(f"{sentence}\n")
     (stream or sys.stdout).flush()
 
 
 class SweepError(Exception):
-    """The sweep cannot go on; the sentence says why and what to do."""
+    """The sweep cannot go on; the message says why and what to do."""
 
 
 class BusyError(Exception):
-    """The API cannot do it now."""
+    """The API cannot do it now; a later attempt may succeed."""
 
 
 class Api:
-    """The few calls that are needed."""
+    """The few calls of the Hetzner Cloud API that are needed."""
 
     def __init__(self, endpoint, token):
         self._endpoint = endpoint.rstrip("/")
         self._token = token
 
     def call(self, method, path, query=None):
-        """The decoded answer; None when the thing is not there.
+        """Send one call and return the decoded response; None when the resource does not exist.
 
         Raises:
-            BusyError: a later try may help.
+            BusyError: a later attempt may succeed.
             SweepError: none will.
         """
         url = self._endpoint + path + ("?" + urllib.parse.urlencode(query) if query else "")
@@ -94,7 +94,7 @@ class Api:
             raise BusyError(f"{method} {path}: {error}") from error
 
     def listed(self, kind, deployment):
-        """Ids of everything of this kind that an operation of the fleet made."""
+        """Return the ids of everything of this kind that an operation of the fleet created."""
         query = {
             "label_selector": f"sandbox-fleet/deployment=={deployment},sandbox-fleet/op",
             "per_page": PER_PAGE,
@@ -112,7 +112,11 @@ class Api:
 
 
 def stop_autoscaler(host):
-    """Stops the daemon for good and has it give up its fleet."""
+    """Stop the daemon for good and let it release its fleet.
+
+    Raises:
+        SweepError: it could not be stopped.
+    """
     command = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "StrictHostKeyChecking=accept-new"]
     command += [*shlex.split(os.environ.get("SWEEP_SSH_ARGS", "")), "root@" + host, STOP]
     try:
@@ -128,9 +132,9 @@ def stop_autoscaler(host):
 
 
 def delete_all(api, kind, deployment):
-    """Asks for the end of everything of this kind; answers how many are left.
+    """Request the deletion of everything of this kind; return how many are left.
 
-    One that cannot be deleted now keeps nothing else from it.
+    One that cannot be deleted now does not keep the others from it.
     """
     left = api.listed(kind, deployment)
     for number in left:
@@ -142,7 +146,7 @@ def delete_all(api, kind, deployment):
 
 
 def sweep(api, deployment):
-    """Deletes until nothing is listed any more.
+    """Delete until nothing is listed any more.
 
     Raises:
         SweepError: something is left when the time is over, or the API refuses.
@@ -165,7 +169,7 @@ def sweep(api, deployment):
 
 
 def main():
-    """Runs the steps."""
+    """Run the steps and return the exit code."""
     deployment, host = os.environ["SWEEP_DEPLOYMENT"], os.environ["SWEEP_HOST"]
     token = os.environ.get("HCLOUD_TOKEN", "")
     try:

@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A directory whose path is short; pytest's own are too long for a state directory."""
+    """Return a directory with a short path; pytest's own are too long for a state directory."""
     with tempfile.TemporaryDirectory(prefix="sb-", dir="/tmp") as made:
         yield Path(made)

@@ -13,7 +13,16 @@ import pytest
 from click import ClickException
 
 from sandboxes.local import supervisor as module
-from sandboxes.local.supervisor import LOG_BYTES, Child, StopRequested, Supervisor, ended, restart_delay, tail, trim
+from sandboxes.local.supervisor import (
+    LOG_BYTES,
+    Child,
+    ProcessSupervisor,
+    StopRequested,
+    ended,
+    restart_delay,
+    tail,
+    trim,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,8 +33,8 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def supervisor(said: list[str]) -> Iterator[Supervisor]:
-    made = Supervisor(said.append)
+def supervisor(said: list[str]) -> Iterator[ProcessSupervisor]:
+    made = ProcessSupervisor(said.append)
     yield made
     made.stop_all()
 
@@ -58,7 +67,7 @@ def test_delays_grow_and_are_bounded() -> None:
     assert [restart_delay(n) for n in (1, 2, 3, 4, 20)] == [0.5, 1.0, 2.0, 4.0, 30.0]
 
 
-def test_start_returns_when_the_child_is_ready(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_start_returns_when_the_child_is_ready(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
     flag = tmp_path / "ready"
     supervisor.start(shell(tmp_path, f"touch {flag}; exec sleep 60", ready=flag.exists), within=20)
     pid = supervisor.pid("child")
@@ -66,14 +75,14 @@ def test_start_returns_when_the_child_is_ready(supervisor: Supervisor, tmp_path:
     assert alive(pid)
 
 
-def test_child_that_dies_while_starting_is_an_error_with_its_log(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_child_that_dies_while_starting_is_an_error_with_its_log(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
     child = shell(tmp_path, "echo cannot listen on port 1 >&2; exit 3", ready=lambda: False)
     with pytest.raises(ClickException, match="cannot listen on port 1"):
         supervisor.start(child, within=20)
     assert supervisor.pid("child") is None
 
 
-def test_child_that_never_gets_ready_is_ended(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_child_that_never_gets_ready_is_ended(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     child = shell(tmp_path, f"echo $$ > {pids}; exec sleep 60", ready=lambda: False)
     with pytest.raises(ClickException):
@@ -81,14 +90,14 @@ def test_child_that_never_gets_ready_is_ended(supervisor: Supervisor, tmp_path: 
     await_death(int(pids.read_text()))
 
 
-def test_missing_program_is_an_error(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_missing_program_is_an_error(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
     child = Child(name="x", argv=["/no/such/program"], log=tmp_path / "x.log", ready=lambda: False, dies_with_us=False)
     with pytest.raises(ClickException):
         supervisor.start(child, within=5)
 
 
 def test_dead_child_is_restarted(
-    supervisor: Supervisor, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervisor: ProcessSupervisor, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_DELAY", 0.01)
     supervisor.start(shell(tmp_path, "exec sleep 60"), within=5)
@@ -105,7 +114,7 @@ def test_dead_child_is_restarted(
     assert len(said) == 1 and "SIGKILL" in said[0]
 
 
-def test_stop_kills_what_ignores_sigterm(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
+def test_stop_kills_what_ignores_sigterm(supervisor: ProcessSupervisor, said: list[str], tmp_path: Path) -> None:
     flag = tmp_path / "ready"
     script = f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done"
     supervisor.start(shell(tmp_path, script, ready=flag.exists, stop_seconds=0.2), within=20)
@@ -116,7 +125,7 @@ def test_stop_kills_what_ignores_sigterm(supervisor: Supervisor, said: list[str]
     assert len(said) == 1
 
 
-def test_children_end_in_the_opposite_order(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_children_end_in_the_opposite_order(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
     order = tmp_path / "order"
     for name in ("first", "second"):
         flag = tmp_path / f"{name}.ready"
@@ -126,7 +135,7 @@ def test_children_end_in_the_opposite_order(supervisor: Supervisor, tmp_path: Pa
     assert order.read_text().split() == ["second", "first"]
 
 
-def test_signal_ends_the_wait(supervisor: Supervisor) -> None:
+def test_signal_ends_the_wait(supervisor: ProcessSupervisor) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         supervisor.catch_signals()
@@ -141,8 +150,8 @@ def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     script = textwrap.dedent(
         f"""
         from pathlib import Path
-        from sandboxes.local.supervisor import Child, Supervisor
-        supervisor = Supervisor(print)
+        from sandboxes.local.supervisor import Child, ProcessSupervisor
+        supervisor = ProcessSupervisor(print)
         supervisor.start(Child("c", ["sleep", "60"], Path({str(tmp_path / "c.log")!r})), within=5)
         print(supervisor.pid("c"), flush=True)
         supervisor.wait(60)

@@ -1,4 +1,4 @@
-"""Each kind of thing that a service may leave behind is found on the real machine, by its mark and by nothing else."""
+"""Every kind of residue is found on the real machine, by its mark and by nothing else."""
 
 import os
 import subprocess
@@ -30,13 +30,13 @@ def root(mark: str, tmp_path: Path) -> Iterator[Path]:
     run("rm", "-r", str(made))
 
 
-def test_nothing_is_found_where_nothing_is(mark: str) -> None:
+def test_nothing_is_found_where_nothing_is_left(mark: str) -> None:
     found = residue.find((mark,))
     assert set(found) == set(residue.KINDS)
     assert not any(found.values())
 
 
-def test_a_process_is_found_by_its_words_and_by_its_environment(mark: str) -> None:
+def test_process_is_found_by_command_line_or_environment(mark: str) -> None:
     with (
         subprocess.Popen(
             ["tail", "-f", "/dev/null", f"--pid={os.getpid()}", f"/nowhere/{mark}"], stderr=subprocess.DEVNULL
@@ -49,7 +49,7 @@ def test_a_process_is_found_by_its_words_and_by_its_environment(mark: str) -> No
     assert {str(named.pid), str(told.pid)} <= found
 
 
-def test_a_mount_and_its_loop_device(root: Path, mark: str) -> None:
+def test_mount_and_loop_device(root: Path, mark: str) -> None:
     image, point = root / "image", root / "a\\b c\td\xe9"
     point.mkdir()
     with image.open("wb") as file:
@@ -66,7 +66,7 @@ def test_a_mount_and_its_loop_device(root: Path, mark: str) -> None:
     assert list(residue.mount_points((mark,))) == []
 
 
-def test_a_namespace_an_interface_and_a_table(mark: str) -> None:
+def test_namespace_interface_and_table(mark: str) -> None:
     run("ip", "link", "add", f"sb{mark}", "type", "veth", "peer", "name", f"pe{mark}")
     run("ip", "netns", "add", f"sb{mark}")
     run("nft", "add", "table", "inet", f"sb{mark}")
@@ -80,7 +80,7 @@ def test_a_namespace_an_interface_and_a_table(mark: str) -> None:
         run("ip", "netns", "del", f"sb{mark}")
 
 
-def test_a_control_group(mark: str) -> None:
+def test_control_group(mark: str) -> None:
     base = Path("/sys/fs/cgroup")
     group = (base if (base / "cgroup.controllers").exists() else base / "pids") / f"sb-{mark}"
     group.mkdir()
