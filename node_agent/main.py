@@ -32,7 +32,7 @@ from node_agent.http.app import Standing, build_app
 from node_agent.http.context import NodeParts
 from node_agent.install.cleanup import record_engines, remove_traces
 from node_agent.membership.heartbeat import HeartbeatLoop, ImageListing, NodeReport
-from node_agent.membership.registration import Connect, IdentityFile, Registration, agent_version
+from node_agent.membership.registration import Connect, IdentityFile, NodeRegistration, agent_version
 from node_agent.runtime.base import Death, RuntimeFacts
 from node_agent.sandboxes.manager import SandboxManager
 from node_agent.settings import NodeSettings
@@ -48,16 +48,16 @@ CLEANUP_SECONDS: Final = 60.0
 
 
 class NodeAgent:
-    """The parts of one node agent, wired."""
+    """The parts of one node agent, wired.
+
+    Args:
+        settings: all of the agent's settings.
+        engines: the engines that work here.
+        node_url: where the gateway reaches this node.
+        connect: makes a client of the gateway.
+    """
 
     def __init__(self, settings: NodeSettings, engines: ProbedEngines, node_url: str, connect: Connect) -> None:
-        """
-        Args:
-            settings: all of the agent's settings.
-            engines: the engines that work here.
-            node_url: where the gateway reaches this node.
-            connect: makes a client of the gateway.
-        """
         self._settings = settings
         self._runtimes = {name: runtime for name, (runtime, _) in engines.items()}
         self._creators = ThreadPoolExecutor(CREATORS, "create")
@@ -80,7 +80,7 @@ class NodeAgent:
             images=ImageListing(self._runtimes, self._workers).digests,
             live_execs=self.sessions.live,
         )
-        self._registration = Registration(
+        self._registration = NodeRegistration(
             settings.gateway_url,
             settings.join_token_file,
             IdentityFile(settings.root),
@@ -89,7 +89,7 @@ class NodeAgent:
         )
         self.heartbeats = HeartbeatLoop(self._registration, self.sandboxes, report)
         parts = NodeParts(self.sandboxes, self.sessions, Transfers(self._blocking), self._blocking)
-        self.app: FastAPI = build_app(parts, control_token=self._control_token, standing=self._standing)
+        self.app: FastAPI = build_app(parts, control_token=self._registration.control_token, standing=self._standing)
 
     async def open(self) -> None:
         """Take over what an earlier life left, then begin to report to the gateway.
@@ -138,10 +138,6 @@ class NodeAgent:
         if late or failed:
             log.error("%d sandboxes were not removed in time, %d could not be removed", len(late), len(failed))
         remove_traces(self._runtimes)
-
-    def _control_token(self) -> str | None:
-        identity = self._registration.identity
-        return identity.control_token if identity else None
 
     def _standing(self) -> Standing:
         identity = self._registration.identity

@@ -37,15 +37,15 @@ class OutputTotals:
 
 
 class History:
-    """Feeds output into a spool: whole characters only, up to a bound, with one event where it bites."""
+    """Feeds output into a spool: whole characters only, up to a bound, with one event where it bites.
+
+    Args:
+        path: the file of events.
+        max_output: bytes of output that are stored; the rest is counted only.
+        reserve: takes that many bytes from the room that all histories share; ``False`` where they are not free.
+    """
 
     def __init__(self, path: Path, max_output: int, reserve: Callable[[int], bool]) -> None:
-        """
-        Args:
-            path: the file of events.
-            max_output: bytes of output that are stored; the rest is counted only.
-            reserve: takes that many bytes from the room that all histories share; ``False`` where they are not free.
-        """
         self._spool = Spool(path)
         self._max_output = max_output
         self._reserve = reserve

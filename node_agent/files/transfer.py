@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -11,16 +12,18 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.wire.errors import ErrorCode
-from node_agent.errors import NodeError
+from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.files import scripts
-from node_agent.files.pump import BATCH, Pump
-from node_agent.runtime.base import ExecCommand, ExecProcess, SandboxRuntime
+from node_agent.runtime.base import ExecCommand, ExecProcess, SandboxRuntime, Stream
 
 log = logging.getLogger(__name__)
 
 MAX_TRANSFERS = 32
 END_WAIT = 30.0  # a script whose input ended needs no longer to rename, or to clean up after itself
 STALL_WAIT = 60.0  # one batch that is not read for this long: the sandbox hangs, or is paused
+
+BATCH = 1024 * 1024  # bytes to or from a thread at once: a wake-up of the loop costs some 50 µs and bounds the speed
+MAX_STDERR = 4096
 
 T = TypeVar("T")
 
@@ -33,7 +36,7 @@ class ClientGone(Exception):  # noqa: N818 - an event, not an error of ours
 
 
 @dataclass(frozen=True)
-class SandboxPath:
+class SandboxFile:
     """A path in a sandbox."""
 
     runtime: SandboxRuntime
@@ -49,7 +52,7 @@ class SandboxPath:
 class Download:
     """A file on its way out: its size is known before its first byte is sent."""
 
-    def __init__(self, size: int, first: bytes, pump: Pump) -> None:
+    def __init__(self, size: int, first: bytes, pump: "Pump") -> None:
         self.size = size
         self._first = first
         self._pump = pump
@@ -72,7 +75,7 @@ class Transfers:
         self._executor = executor
         self._slots = asyncio.Semaphore(MAX_TRANSFERS)
 
-    async def upload(self, path: SandboxPath, size: int, receive: Receive) -> None:
+    async def upload(self, target: SandboxFile, size: int, receive: Receive) -> None:
         """Write the body to the file, whole or not at all.
 
         Raises:
@@ -81,34 +84,34 @@ class Transfers:
         """
         part = f".upload-{secrets.token_hex(8)}"
         async with self._slots:
-            busybox = path.runtime.busybox(path.sandbox_id)
-            command = scripts.upload_command(busybox, path.path, size, part)
-            async with self._process(path, ExecCommand(command, stdin=True)) as process:
+            busybox = target.runtime.busybox(target.sandbox_id)
+            command = scripts.upload_command(busybox, target.path, size, part)
+            async with self._process(target, ExecCommand(command, stdin=True)) as process:
                 pump = Pump(process, asyncio.get_running_loop())
                 pump.abandon()
                 try:
-                    await self._feed(path, process, pump, receive, size)
+                    await self._feed(target, process, pump, receive, size)
                 finally:
                     # Without the whole body the script sees a short file and removes it.
                     await asyncio.shield(self._run(process.close_stdin))
                     await asyncio.wait([pump.ended], timeout=END_WAIT)
                 if not pump.ended.done():
-                    raise _stalled(path)
+                    raise _stalled(target)
                 code = await pump.ended
                 if code != 0:
-                    raise path.failure(code, pump.stderr)
+                    raise target.failure(code, pump.stderr)
 
     @asynccontextmanager
-    async def download(self, path: SandboxPath) -> AsyncIterator[Download]:
+    async def download(self, target: SandboxFile) -> AsyncIterator[Download]:
         """Open the file: its size is known and its bytes follow.
 
         Raises:
             NodeError: ``FILE_NOT_FOUND``, ``IS_DIRECTORY``, and what else keeps it from being read.
         """
         async with self._slots:
-            busybox = path.runtime.busybox(path.sandbox_id)
-            command = ExecCommand(scripts.download_command(busybox, path.path))
-            async with self._process(path, command) as process:
+            busybox = target.runtime.busybox(target.sandbox_id)
+            command = ExecCommand(scripts.download_command(busybox, target.path))
+            async with self._process(target, command) as process:
                 pump = Pump(process, asyncio.get_running_loop())
                 try:
                     head = b""
@@ -116,12 +119,12 @@ class Transfers:
                         head += piece
                     line, newline, rest = head.partition(b"\n")
                     if not newline:
-                        raise path.failure(await pump.ended, pump.stderr)
+                        raise target.failure(await pump.ended, pump.stderr)
                     yield Download(int(line), rest, pump)
                 finally:
                     pump.abandon()
 
-    async def _feed(self, path: SandboxPath, process: ExecProcess, pump: Pump, receive: Receive, size: int) -> None:
+    async def _feed(self, target: SandboxFile, process: ExecProcess, pump: "Pump", receive: Receive, size: int) -> None:
         """Receive the next batch while the last one is being written."""
         writing: asyncio.Future[None] | None = None
         left = size
@@ -129,22 +132,22 @@ class Transfers:
             while left and not pump.ended.done() and (batch := await _batch(receive)):
                 left -= len(batch)
                 if writing is not None:
-                    await self._written(path, process, writing)
+                    await self._written(target, process, writing)
                 writing = self._run(partial(process.write, batch))
         finally:
             if writing is not None:
-                await self._written(path, process, writing)
+                await self._written(target, process, writing)
 
-    async def _written(self, path: SandboxPath, process: ExecProcess, writing: "asyncio.Future[None]") -> None:
+    async def _written(self, target: SandboxFile, process: ExecProcess, writing: "asyncio.Future[None]") -> None:
         await asyncio.wait([writing], timeout=STALL_WAIT)
         if not writing.done():
             await asyncio.shield(self._run(partial(_end, process)))
-            raise _stalled(path)
+            raise _stalled(target)
         await writing
 
     @asynccontextmanager
-    async def _process(self, path: SandboxPath, command: ExecCommand) -> AsyncIterator[ExecProcess]:
-        process = await self._run(partial(path.runtime.exec, path.sandbox_id, command))
+    async def _process(self, target: SandboxFile, command: ExecCommand) -> AsyncIterator[ExecProcess]:
+        process = await self._run(partial(target.runtime.exec, target.sandbox_id, command))
         try:
             yield process
         finally:
@@ -154,10 +157,10 @@ class Transfers:
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
-def _stalled(path: SandboxPath) -> NodeError:
+def _stalled(target: SandboxFile) -> NodeError:
     return NodeError(
         ErrorCode.TIMEOUT,
-        f"{path.path!r} in sandbox {path.sandbox_id} was not written: the sandbox does not read; is it paused?",
+        f"{target.path!r} in sandbox {target.sandbox_id} was not written: the sandbox does not read; is it paused?",
     )
 
 
@@ -178,3 +181,87 @@ def _end(process: ExecProcess) -> None:
         process.kill()
     finally:
         process.close()
+
+
+# -- between a thread and the event loop ------------------------------------------------------------------------------
+
+
+class Pump:
+    """Reads a process to its end on a thread; the loop takes stdout in batches.
+
+    At most two batches are held; the thread waits while nobody takes them.
+    """
+
+    def __init__(self, process: ExecProcess, loop: asyncio.AbstractEventLoop) -> None:
+        self._process = process
+        self._loop = loop
+        self._condition = threading.Condition()
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._abandoned = False
+        self._stdout_ended = False
+        self._arrived = asyncio.Event()
+        self._asleep = False
+        self.ended: asyncio.Future[int] = loop.create_future()
+        """The exit code; fails with `RuntimeFailure` when it cannot be known."""
+        self.stderr = b""
+        threading.Thread(target=self._run, name="file-pump", daemon=True).start()
+
+    async def take(self) -> bytes:
+        """Return everything that has come by now; wait for at least one byte; empty at the end."""
+        while True:
+            self._arrived.clear()
+            with self._condition:
+                if self._pieces or self._stdout_ended:
+                    data = b"".join(self._pieces)
+                    self._pieces, self._size = [], 0
+                    self._condition.notify()
+                    return data
+                self._asleep = True
+            await self._arrived.wait()
+
+    def abandon(self) -> None:
+        """Throw away what still comes: nobody takes the output any more."""
+        with self._condition:
+            self._abandoned = True
+            self._condition.notify()
+
+    def _run(self) -> None:
+        code: int | RuntimeFailure
+        try:
+            while (chunk := self._process.read()) is not None:
+                if chunk.stream is Stream.STDERR:
+                    self.stderr = (self.stderr + chunk.data)[-MAX_STDERR:]
+                else:
+                    self._put(chunk.data)
+            code = self._process.wait().code
+        except RuntimeFailure as failure:
+            code = failure
+        with self._condition:
+            self._stdout_ended = True
+        try:
+            self._loop.call_soon_threadsafe(self._finish, code)
+        except RuntimeError:
+            return  # the loop is closed: the agent is going down and nobody waits any more
+
+    def _put(self, data: bytes) -> None:
+        with self._condition:
+            while self._size >= 2 * BATCH and not self._abandoned:
+                self._condition.wait()
+            if self._abandoned:
+                return
+            self._pieces.append(data)
+            self._size += len(data)
+            wake, self._asleep = self._asleep, False
+        if wake:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def _finish(self, code: int | RuntimeFailure) -> None:
+        self._arrived.set()
+        if self.ended.done():
+            return
+        if isinstance(code, RuntimeFailure):
+            self.ended.set_exception(code)
+            self.ended.exception()  # an end that nobody waits for any more is no error of the loop
+        else:
+            self.ended.set_result(code)

@@ -20,7 +20,7 @@ from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RuntimeReport
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.host.machine import HostMachine
-from node_agent.membership.registration import NO_SUCH_NODE, CannotRegisterError, Registration
+from node_agent.membership.registration import NO_SUCH_NODE, CannotRegisterError, NodeRegistration
 from node_agent.runtime.base import SandboxRuntime
 from node_agent.sandboxes.manager import SandboxManager
 
@@ -47,7 +47,7 @@ class NodeReport:
 class HeartbeatLoop:
     """Registers and heartbeats until `stop`."""
 
-    def __init__(self, registration: Registration, sandboxes: SandboxManager, report: NodeReport) -> None:
+    def __init__(self, registration: NodeRegistration, sandboxes: SandboxManager, report: NodeReport) -> None:
         self._registration = registration
         self._sandboxes = sandboxes
         self._report = report

@@ -83,8 +83,16 @@ class CannotRegisterError(Exception):
     """Registration needs something that a person has to bring; the sentence says what."""
 
 
-class Registration:
-    """Whom the gateway knows this node as.  Used by the heartbeat's thread; `identity` is read by any."""
+class NodeRegistration:
+    """Whom the gateway knows this node as.  Used by the heartbeat's thread; `identity` is read by any.
+
+    Args:
+        gateway_url: where the gateway is.
+        join_token_file: holds a token that registers once; ``None`` where the identity is enough.
+        file: keeps the identity over restarts.
+        connect: makes a client of the gateway.
+        introduction: returns what the node says of itself, asked anew at each registration.
+    """
 
     def __init__(
         self,
@@ -94,14 +102,6 @@ class Registration:
         connect: Connect,
         introduction: Callable[[], RegisterRequest],
     ) -> None:
-        """
-        Args:
-            gateway_url: where the gateway is.
-            join_token_file: holds a token that registers once; ``None`` where the identity is enough.
-            file: keeps the identity over restarts.
-            connect: makes a client of the gateway.
-            introduction: returns what the node says of itself, asked anew at each registration.
-        """
         self._gateway_url = gateway_url
         self._join_token_file = join_token_file
         self._file = file
@@ -116,6 +116,10 @@ class Registration:
     def valid(self) -> bool:
         """Whether the gateway knows this node, as far as it has said."""
         return self.identity is not None and not self._refused
+
+    def control_token(self) -> str | None:
+        """Return the token that the gateway shows to this node; ``None`` before the first registration."""
+        return self.identity.control_token if self.identity else None
 
     def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
         """Send one heartbeat.

@@ -46,7 +46,15 @@ class OnGone(Protocol):
 
 
 class SandboxManager:
-    """Creates, deletes, pauses, resumes and watches the sandboxes of this node."""
+    """Creates, deletes, pauses, resumes and watches the sandboxes of this node.
+
+    Args:
+        runtimes: the engines.
+        total: returns what the node may give away.
+        shortage: returns why the host takes no new sandbox, whatever is left of that; ``None`` while it does.
+        creators: runs creates.
+        workers: runs everything short.
+    """
 
     def __init__(
         self,
@@ -56,14 +64,6 @@ class SandboxManager:
         creators: Executor,
         workers: Executor,
     ) -> None:
-        """
-        Args:
-            runtimes: the engines.
-            total: returns what the node may give away.
-            shortage: returns why the host takes no new sandbox, whatever is left of that; ``None`` while it does.
-            creators: runs creates.
-            workers: runs everything short.
-        """
         self._runtimes = runtimes
         self._total = total
         self._shortage = shortage

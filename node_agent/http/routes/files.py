@@ -9,7 +9,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import PATH_PARAMETER, PutFileAnswer
 from node_agent.errors import NodeError, bad_field
 from node_agent.files.scripts import path_problem
-from node_agent.files.transfer import ClientGone, SandboxPath
+from node_agent.files.transfer import ClientGone, SandboxFile
 from node_agent.http.context import disconnected, json_response, parts_of, query_integer
 
 
@@ -28,7 +28,7 @@ class FileTransfer:
             await send(message)
 
         try:
-            await serve(request, _sandbox_path(request), noting)
+            await serve(request, _target(request), noting)
         except NodeError:
             # Once bytes are out the connection is broken off: a short body must not look whole.
             if not started:
@@ -37,7 +37,7 @@ class FileTransfer:
             return
 
 
-async def _upload(request: Request, path: SandboxPath, send: Send) -> None:
+async def _upload(request: Request, target: SandboxFile, send: Send) -> None:
     announced = request.headers.get("content-length", "")
     if not announced.isdecimal():
         raise bad_field("Content-Length", "must be sent: it is how a file that was cut short is told from a whole one")
@@ -55,13 +55,13 @@ async def _upload(request: Request, path: SandboxPath, send: Send) -> None:
                 return bytes(piece)
         return b""
 
-    await parts_of(request).transfers.upload(path, size, receive)
-    response = json_response(PutFileAnswer(sandbox_id=path.sandbox_id, path=path.path, size=size))
+    await parts_of(request).transfers.upload(target, size, receive)
+    response = json_response(PutFileAnswer(sandbox_id=target.sandbox_id, path=target.path, size=size))
     await response(request.scope, request.receive, send)
 
 
-async def _download(request: Request, path: SandboxPath, send: Send) -> None:
-    async with parts_of(request).transfers.download(path) as file:
+async def _download(request: Request, target: SandboxFile, send: Send) -> None:
+    async with parts_of(request).transfers.download(target) as file:
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(file.size).encode()),
@@ -78,14 +78,14 @@ async def _download(request: Request, path: SandboxPath, send: Send) -> None:
         finally:
             gone.cancel()
         if sent != file.size:
-            raise NodeError(ErrorCode.INTERNAL, f"{path.path!r} became shorter while it was read")
+            raise NodeError(ErrorCode.INTERNAL, f"{target.path!r} became shorter while it was read")
         await send({"type": "http.response.body", "body": b""})
 
 
-def _sandbox_path(request: Request) -> SandboxPath:
+def _target(request: Request) -> SandboxFile:
     sandbox_id = request.path_params["sandbox_id"]
     path = request.query_params.get(PATH_PARAMETER, "")
     if (problem := path_problem(path)) is not None:
         raise bad_field(PATH_PARAMETER, problem)
     runtime = parts_of(request).sandboxes.running(sandbox_id, query_integer(request, "generation", least=1))
-    return SandboxPath(runtime, sandbox_id, path)
+    return SandboxFile(runtime, sandbox_id, path)
