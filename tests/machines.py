@@ -20,7 +20,8 @@ from tests.borrowed import FOLDER, borrowed
 
 SCRIPT: Final = Path(__file__).with_name("machines.sh")
 AUTHORITIES: Final = Path("/etc/ssl/certs/ca-certificates.crt")
-INCLUDED: Final = "systemd,systemd-sysv,dbus,python3,ca-certificates,iproute2,cloud-init"
+# python3-cffi-backend provides a virtual package that cloud-init needs in the end; debootstrap resolves real ones only.
+INCLUDED: Final = "systemd,systemd-sysv,dbus,python3,ca-certificates,iproute2,python3-cffi-backend,cloud-init"
 PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BASE_SECONDS: Final = 900.0
 START_SECONDS: Final = 60.0

@@ -55,6 +55,15 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     assert not broken
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_named_file_is_there(path: Path) -> None:
+    if path.name == "CHANGELOG.md":
+        return  # it tells of what was
+    rooms = "autoscaler|gateway|node_agent|providers|sandboxes|simulator|sdk|setup|terraform|docs"
+    named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text())
+    assert not sorted({name for name in named if not (ROOT / name).exists()})
+
+
 def test_the_table_of_states_is_the_one_in_the_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| [^|]*\| (`[^|]*)\|$", page("architecture.md"), flags=re.MULTILINE)
     told = {state: set(re.findall(r"`(\w+)`", after)) for state, after in rows}
