@@ -69,6 +69,8 @@ def default(value: ast.expr | None, constants: dict[str, ast.expr]) -> str:
     text = ast.unparse(value)
     if text.startswith("limits."):
         text = str(getattr(_limits(), text.removeprefix("limits.")))
+    elif isinstance(value, ast.Attribute):  # a member of an enum, whose value is its name in lower case
+        text = value.attr.lower()
     return f"`{text.strip(chr(39))}`"
 
 
