@@ -1,8 +1,7 @@
 """All services of one gateway, put together and run."""
 
 import logging
-import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import IO, Self
 
@@ -22,7 +21,7 @@ from gateway.services.nodes import NodeService
 from gateway.services.route_cache import RouteCache
 from gateway.services.sandboxes import SandboxService
 from gateway.services.scheduler import Scheduler
-from gateway.services.tasks import AsyncClock, Background, NewId, SystemClock
+from gateway.services.tasks import AsyncClock, Background, NewId, SystemClock, random_id
 from gateway.services.tokens import TokenService
 from gateway.services.unit_of_work import Peers, UnitOfWork
 from gateway.settings import GatewaySettings
@@ -33,14 +32,9 @@ from gateway.wire.states import SandboxState
 log = logging.getLogger(__name__)
 
 
-def random_id() -> str:
-    """A name that nobody else has."""
-    return uuid.uuid4().hex
-
-
 @dataclass(frozen=True)
 class Internals:
-    """What runs behind the services."""
+    """What works behind the services."""
 
     db: Database
     lock: IO[str]
@@ -51,10 +45,37 @@ class Internals:
     activity: Activity
     peers: Peers
 
+    def subscribe(self) -> None:
+        """Subscribe everything that reacts to changes of sandboxes, but for `Activity`."""
+        uow, routes, scheduler = self.context.uow, self.context.routes, self.context.scheduler
+        for listener in (routes.on_change, scheduler.on_change, self.controllers.on_change, self.expiry.on_change):
+            uow.subscribe(listener)
+        for listener in (
+            routes.on_change,
+            scheduler.on_change,
+            self.controllers.on_peer_change,
+            self.expiry.on_peer_change,
+        ):
+            uow.subscribe_to_peers(listener)
+
+    def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Return the endless loops of the background by name."""
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "scheduler": self.context.scheduler.run,
+            "ttls": self.expiry.ttls.run,
+            "leases": self.expiry.leases.run,
+            "housekeeping": self.expiry.housekeep,
+            "node monitor": self.node_monitor.run,
+            "activity": self.activity.run,
+        }
+        if self.db.shared:
+            loops |= {"change feed": self.peers.follow_changes, "takeover": self.peers.take_over}
+        return loops
+
 
 @dataclass(frozen=True)
 class Services:
-    """What the HTTP edge calls.  ``async with build(...) as services:`` starts and stops the background work."""
+    """What the HTTP room calls. ``async with build(...) as services:`` starts and stops the background work."""
 
     sandboxes: SandboxService
     nodes: NodeService
@@ -65,7 +86,7 @@ class Services:
     internals: Internals
 
     async def ready(self) -> None:
-        """Returns when the store answers.
+        """Return when the store answers.
 
         Raises:
             ApiError: ``BUSY`` or ``DISK_FULL``.
@@ -73,34 +94,22 @@ class Services:
         await self.internals.db.read(lambda session: tokens.get(session, ""))
 
     async def __aenter__(self) -> Self:
-        """Starts: unsettled sandboxes get their controllers again, nodes their full grace period."""
-        internals, context = self.internals, self.internals.context
-        for reacts in (context.routes, context.scheduler, internals.controllers, internals.expiry):
-            context.uow.listen(reacts.on_change)
-        for hears in (context.routes.on_change, context.scheduler.on_change):
-            context.uow.listen_to_others(hears)
-        for follows in (internals.controllers, internals.expiry):
-            context.uow.listen_to_others(follows.on_others_change)
-        known_nodes, known_sandboxes = await internals.db.read(_unfinished)
+        """Start: unsettled sandboxes get their controllers again, nodes their full grace period."""
+        internals, uow = self.internals, self.internals.context.uow
+        internals.subscribe()
+        known_nodes, unfinished = await internals.db.read(_unfinished)
         for node in known_nodes:
-            internals.node_monitor.heard(node)
-        for sandbox in known_sandboxes:
-            context.uow.publish(sandbox)
+            internals.node_monitor.heartbeat(node)
+        for sandbox in unfinished:
+            uow.publish(sandbox)
         # Only what changes from now on is activity; the rows say when the others were last used.
-        context.uow.listen(internals.activity.on_change)
-        for name, loop in {
-            "scheduler": context.scheduler.run,
-            "expiry": internals.expiry.run,
-            "housekeeping": internals.expiry.housekeep,
-            "node_monitor": internals.node_monitor.run,
-            "activity": internals.activity.run,
-            **({"peers": internals.peers.listen, "takeover": internals.peers.take_over} if internals.db.shared else {}),
-        }.items():
-            context.background.keep(loop, name)
+        uow.subscribe(internals.activity.on_change)
+        for name, loop in internals.loops().items():
+            internals.context.background.keep(loop, name)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Stops all background tasks and closes the store; rows keep what was left undone."""
+        """Stop all background tasks and close the store; rows keep what was left undone."""
         await self.internals.context.background.stop()
         try:
             await self.internals.activity.flush()
@@ -110,23 +119,29 @@ class Services:
             self.close()
 
     def close(self) -> None:
-        """Closes the store; also the way out for services that were built and never started."""
+        """Close the store; also the way out for services that were built and never started."""
         self.internals.db.close()
         self.internals.lock.close()
 
 
 def build(
     settings: GatewaySettings,
-    node_gateway: NodeOrders,
+    orders: NodeOrders,
     clock: AsyncClock | None = None,
     new_id: NewId = random_id,
     open_database: Callable[[str], Database] = Database.open,
 ) -> Services:
-    """The services over the database of ``settings``: it is made or migrated first (blocking).
+    """Return the services over the database of ``settings``, which is made or migrated first (blocking).
+
+    Args:
+        settings: of this gateway.
+        orders: gives orders to nodes.
+        clock: ``None`` takes the machine's.
+        new_id: returns a new name at each call.
+        open_database: opens the database at a URL.
 
     Raises:
-        gateway.store.db.StoreError: newer schema, unreachable, not writable, full disk, or in use by another gateway;
-            one clear sentence.
+        gateway.errors.StoreError: newer schema, unreachable, not writable, full disk, or in use by another gateway.
     """
     lock = lock_state(settings.state_dir)
     try:
@@ -139,24 +154,34 @@ def build(
     background = Background(clock)
     uow = UnitOfWork(db, background)
     scheduler = Scheduler(uow, clock)
-    routes = RouteCache(clock)
-    context = ServiceContext(uow, node_gateway, NodeDirectory(db, secret), routes, scheduler, background, clock, new_id)
+    context = ServiceContext(
+        uow=uow,
+        orders=orders,
+        directory=NodeDirectory(db, secret),
+        routes=RouteCache(clock),
+        scheduler=scheduler,
+        background=background,
+        clock=clock,
+        new_id=new_id,
+    )
     activity = Activity(db, clock)
-    expiry = Expiry(uow, clock, settings)
-    node_monitor = NodeMonitor(uow, clock, new_id, HeartbeatLimits(settings.unreachable_after, settings.lost_after))
+    expiry = Expiry(uow, activity, clock, settings)
+    heartbeat_limits = HeartbeatLimits(settings.unreachable_after, settings.lost_after)
+    node_monitor = NodeMonitor(uow, clock, new_id, heartbeat_limits)
     token_service = TokenService(db, clock, new_id)
+    internals = Internals(db, lock, context, Controllers(context), expiry, node_monitor, activity, Peers(uow, clock))
     return Services(
         sandboxes=SandboxService(context, activity, expiry, settings),
-        nodes=NodeService(context, node_monitor, activity, token_service, settings),
+        nodes=NodeService(context, node_monitor, expiry, token_service, settings),
         capacity=CapacityService(db, clock, scheduler),
         prepared=PreparedService(db, clock, new_id),
         tokens=token_service,
         bundle=BundleService(settings.bundle_path),
-        internals=Internals(db, lock, context, Controllers(context), expiry, node_monitor, activity, Peers(uow, clock)),
+        internals=internals,
     )
 
 
 def _unfinished(session: Session) -> tuple[list[Node], list[Sandbox]]:
-    """All nodes; and all sandboxes that something will still happen to, by an order or by a deadline."""
-    open_rows = sandboxes.in_states(session, set(SandboxState) - {SandboxState.DELETED})
-    return nodes.present(session), [row for row in open_rows if row.state in UNSETTLED or row.expires_at is not None]
+    """Return all nodes; and all sandboxes that something will still happen to, by an order or by a deadline."""
+    present = sandboxes.in_states(session, set(SandboxState) - {SandboxState.DELETED})
+    return nodes.present(session), [row for row in present if row.state in UNSETTLED or row.expires_at is not None]

@@ -15,7 +15,7 @@ MANIFEST: Final = "manifest.json"
 
 
 def sums_of(files: list[BundleFile]) -> str:
-    """The text of `SUMS` for these files."""
+    """Return the text of `SUMS` for these files."""
     return "".join(f"{item.sha256}  {item.file}\n" for item in files)
 
 
@@ -27,7 +27,7 @@ class BundleService:
         self._kept: tuple[tuple[int, int], BundleManifest] | None = None
 
     async def manifest(self) -> BundleManifest:
-        """What the bundle holds.
+        """Return what the bundle holds.
 
         Raises:
             ApiError: ``NOT_FOUND``: there is no bundle, or it cannot be read.
@@ -35,7 +35,7 @@ class BundleService:
         return await asyncio.to_thread(self._manifest)
 
     async def path(self, name: str) -> Path:
-        """Where a file of the bundle lies.
+        """Return where a file of the bundle lies.
 
         Raises:
             ApiError: ``NOT_FOUND``: the bundle has no such file, or its size is not the manifest's.
@@ -50,9 +50,9 @@ class BundleService:
             if self._kept is None or self._kept[0] != stamp:
                 self._kept = (stamp, BundleManifest.model_validate_json(path.read_bytes()))
         except FileNotFoundError:
-            raise _none(f"there is no bundle in {self._directory}") from None
+            raise _no_bundle(f"there is no bundle in {self._directory}") from None
         except (OSError, ValidationError) as error:
-            raise _none(f"{path} cannot be read: {error}") from error
+            raise _no_bundle(f"{path} cannot be read: {error}") from error
         return self._kept[1]
 
     def _path(self, name: str) -> Path:
@@ -67,15 +67,15 @@ class BundleService:
         except OSError:
             whole = False
         if not whole:
-            raise _none(f"{name} in {self._directory} is not what the manifest says")
+            raise _no_bundle(f"{name} in {self._directory} is not what the manifest says")
         return path
 
 
 def digest_of(path: Path) -> str:
-    """Hex SHA-256 of a file."""
+    """Return the SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _none(why: str) -> ApiError:
+def _no_bundle(why: str) -> ApiError:
     return ApiError(ErrorCode.NOT_FOUND, f"{why}; make it on the gateway's machine with: sandboxes gateway bundle")

@@ -1,4 +1,7 @@
-"""What waits for room, and what could be had."""
+"""What waits for room, what was asked for ahead, and what could be had.
+
+Prepared units count as demand until a create claims them, in its own transaction, or their time is over.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,8 +13,8 @@ from sqlmodel import Session
 from gateway.core.model import PreparedKind, PreparedUnits
 from gateway.core.placement import NeverFits, Requirements
 from gateway.errors import ApiError
-from gateway.services import scheduler
-from gateway.services.scheduler import Scheduler
+from gateway.services import errors
+from gateway.services.scheduler import Scheduler, place_one
 from gateway.services.tasks import AsyncClock, NewId
 from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.store import capacity, sandboxes
@@ -21,6 +24,9 @@ from gateway.wire import limits
 from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PrepareRequest, WaitingSandbox
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
+
+_PREFIXES: Final = {PreparedKind.SANDBOX: "prep", PreparedKind.BUILDER: "builder-prep"}
+"""Of the ids of prepared units for which the client chose none."""
 
 
 class CapacityService:
@@ -32,7 +38,10 @@ class CapacityService:
         self._scheduler = scheduler
 
     async def demand(self) -> Demand:
-        """What waits now, oldest first, and what is prepared; both of one moment, so that nothing is in both."""
+        """Return what waits now, oldest first, and what is prepared.
+
+        Both are of one moment, so that nothing is in both.
+        """
         now = self._clock.now()
         queue, ahead = await self._db.read(lambda session: (sandboxes.queue(session), capacity.unclaimed(session, now)))
         oldest = (now - queue[0].since).total_seconds() if queue else None
@@ -53,13 +62,13 @@ class CapacityService:
             prepared_builder_count=sum(item.count for item in builders),
         )
 
-    async def set_ceilings(self, told: Ceilings) -> None:
-        """Replaces what the autoscaler said before; waiting sandboxes are judged again.
+    async def set_ceilings(self, reported: Ceilings) -> None:
+        """Replace what the autoscaler reported before; waiting sandboxes are judged again.
 
         Raises:
-            ApiError: ``INVALID_REQUEST`` when a pool is told twice.
+            ApiError: ``INVALID_REQUEST`` when a pool is in it twice.
         """
-        pools = sorted(told.pools, key=lambda pool: pool.pool)
+        pools = sorted(reported.pools, key=lambda pool: pool.pool)
         if len({pool.pool for pool in pools}) != len(pools):
             raise ApiError(ErrorCode.INVALID_REQUEST, "pools: every pool may be told once")
         if await self._db.read(capacity.ceilings) != pools:
@@ -67,21 +76,8 @@ class CapacityService:
             self._scheduler.wake()
 
 
-def _waiting(one: QueuedSandbox) -> WaitingSandbox:
-    return WaitingSandbox(
-        sandbox_id=one.sandbox_id,
-        shape=one.shape,
-        runtime=one.runtime,
-        isolation=one.isolation,
-        since=one.since,
-    )
-
-
-_NAMES: Final = {PreparedKind.SANDBOX: "prep", PreparedKind.BUILDER: "builder-prep"}
-
-
 class PreparedService:
-    """Units that count as demand until a create claims them or their time is over."""
+    """Capacity asked for ahead: prepared and taken back."""
 
     def __init__(self, db: Database, clock: AsyncClock, new_id: NewId) -> None:
         self._db = db
@@ -89,7 +85,7 @@ class PreparedService:
         self._new_id = new_id
 
     async def prepare(self, request: PrepareRequest) -> PreparedUnits:
-        """Asks for units of one shape; the same id replaces what was asked for under it.
+        """Prepare units of one shape; the same id replaces what was asked for under it.
 
         Raises:
             ApiError: ``NEVER_FITS`` when no node and no pool could hold one unit; ``NO_ROOM`` when too much is
@@ -99,26 +95,20 @@ class PreparedService:
         asked = replace(fresh, runtime=request.chosen_runtime, isolation=request.isolation, image=request.image)
 
         def fn(session: Session) -> PreparedUnits:
-            answer = scheduler.judge(session, Requirements(asked.shape, asked.runtime, asked.isolation))
+            answer = place_one(session, Requirements(asked.shape, asked.runtime, asked.isolation))
             if isinstance(answer, NeverFits):
-                raise ApiError(
-                    ErrorCode.NEVER_FITS,
-                    f"capacity {asked.id} fits no node and no pool: {'; '.join(answer.reasons)}; ask for less",
-                    reasons=list(answer.reasons),
-                    requested_resources=asked.shape,
-                    maximum_resources=answer.maximum,
-                )
+                raise errors.never_fits(f"capacity {asked.id}", asked.shape, answer)
             return _put(session, asked)
 
         return await self._db.write(fn)
 
     async def prepare_builders(self, request: BuilderPrepareRequest) -> PreparedUnits:
-        """Asks for builders.  Raises as `prepare`, but for ``NEVER_FITS``."""
+        """Prepare builders. Raises as `prepare`, but for ``NEVER_FITS``."""
         asked = self._fresh(PreparedKind.BUILDER, request, Shape())
         return await self._db.write(lambda session: _put(session, asked))
 
     async def delete(self, kind: PreparedKind, prepare_id: str) -> PreparedUnits | None:
-        """Takes back what nobody claimed; ``None`` where there is nothing of that kind and id."""
+        """Take back what nobody claimed; return it, or ``None`` where there is nothing of that kind and id."""
         now = self._clock.now()
 
         def fn(session: Session) -> PreparedUnits | None:
@@ -136,7 +126,7 @@ class PreparedService:
     ) -> PreparedUnits:
         now = self._clock.now()
         return PreparedUnits(
-            id=request.id or f"{_NAMES[kind]}-{self._new_id()[:16]}",
+            id=request.id or f"{_PREFIXES[kind]}-{self._new_id()[:16]}",
             batch=self._new_id(),
             kind=kind,
             shape=shape,
@@ -158,8 +148,18 @@ def _put(session: Session, asked: PreparedUnits) -> PreparedUnits:
         raise ApiError(
             ErrorCode.NO_ROOM,
             f"{limits.MAX_PREPARED} requests for prepared capacity stand already; delete some, or let them expire",
-            retry_after=10,
+            retry_after=errors.RETRY_WHEN_FULL,
         )
     made = asked if before is None else replace(asked, created_at=before.created_at)
     capacity.put(session, made)
     return made
+
+
+def _waiting(one: QueuedSandbox) -> WaitingSandbox:
+    return WaitingSandbox(
+        sandbox_id=one.sandbox_id,
+        shape=one.shape,
+        runtime=one.runtime,
+        isolation=one.isolation,
+        since=one.since,
+    )

@@ -1,12 +1,12 @@
 """One task for each sandbox that is being brought up or taken away on a node.
 
-A task knows nothing that the row does not: it carries out the row's present operation, and what it changes is written
-only while that operation is still the row's.
+A controller knows nothing that the row does not: it carries out the row's present operation, and writes its result only
+while that operation is still the row's.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -27,13 +27,16 @@ from gateway.wire.states import SandboxState
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF: Final = 0.1
-LAST_BACKOFF: Final = 5.0
+MAX_BACKOFF: Final = 5.0
+Step = Callable[[Sandbox], Awaitable[bool]]
+"""Gives the order of a sandbox's operation once; returns whether that settled the operation."""
+
 RESTART_PATIENCE: Final = 20.0
 """Seconds for which a node may refuse a restart before it fails; less than a caller waits for it."""
 
 
 class NodeOrders(Protocol):
-    """Orders to nodes.  Every order is idempotent by id and generation and bounded in time.
+    """Orders to nodes. Every order is idempotent by id and generation and bounded in time.
 
     Every method raises `gateway.errors.ApiError`: ``NODE_UNREACHABLE`` or ``TIMEOUT`` when the outcome is unknown
     (refused connection, broken connection, no answer in time, an answer that is not the protocol's), ``NODE_REFUSED``
@@ -41,21 +44,21 @@ class NodeOrders(Protocol):
     """
 
     async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
-        """Answers when the sandbox runs (or already ended)."""
+        """Return when the sandbox runs (or already ended)."""
 
     async def delete(self, node: NodeAddress, sandbox_id: str, generation: int) -> None:
-        """Answers when nothing of that generation or an older one is there."""
+        """Return when nothing of that generation or an older one is there."""
 
     async def pause(self, node: NodeAddress, sandbox_id: str, generation: int) -> InventoryItem:
-        """Answers when all processes are frozen."""
+        """Return when all processes are frozen."""
 
     async def resume(self, node: NodeAddress, sandbox_id: str, generation: int) -> InventoryItem:
-        """Answers when they go on."""
+        """Return when they run again."""
 
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """What the controllers work with."""
+    """What the services share."""
 
     uow: UnitOfWork
     orders: NodeOrders
@@ -69,8 +72,9 @@ class ServiceContext:
 
 @dataclass(frozen=True)
 class _Operation:
-    version: int
-    operation: tuple[str, SandboxState]
+    """A task, and the operation of the row that it carries out."""
+
+    sandbox: Sandbox
     task: asyncio.Task[None]
 
 
@@ -79,90 +83,101 @@ class Controllers:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
+        self._clock = context.clock
         self._running: dict[str, _Operation] = {}
 
     def on_change(self, sandbox: Sandbox) -> None:
-        """Reacts to a change of a sandbox."""
+        """React to a change of a sandbox: end what it made pointless, and start what it asks for."""
         running = self._running.get(sandbox.id)
-        operation = (sandbox.operation_id, sandbox.state)
         if running is not None:
-            if running.operation == operation:
+            if running.sandbox.same_operation(sandbox):
                 return
-            running.task.cancel()
-            del self._running[sandbox.id]
+            self._cancel(running)
         if sandbox.state is SandboxState.CREATING:
-            work = self._bring_up(sandbox)
+            step: Step = partial(self._create, since=self._clock.monotonic())
         elif sandbox.state is SandboxState.DELETING:
-            work = self._take_away(sandbox)
+            step = self._delete
         else:
             return
-        task = self._context.background.start(work, f"driver-{sandbox.id}-{sandbox.state}")
-        self._running[sandbox.id] = entry = _Operation(sandbox.version, operation, task)
-        task.add_done_callback(lambda _: self._forget(sandbox.id, entry))
+        task = self._context.background.start(self._run(sandbox, step), f"controller-{sandbox.id}-{sandbox.state}")
+        self._running[sandbox.id] = operation = _Operation(sandbox, task)
+        task.add_done_callback(lambda _: self._forget(operation))
 
-    def on_others_change(self, sandbox: Sandbox) -> None:
-        """Ends what another gateway has made pointless; it drives on itself what it began."""
+    def on_peer_change(self, sandbox: Sandbox) -> None:
+        """React to a change by another gateway, which drives on itself what it began."""
         running = self._running.get(sandbox.id)
-        if running is None or sandbox.version <= running.version:
+        if running is None or sandbox.version <= running.sandbox.version:
             return
-        if running.operation != (sandbox.operation_id, sandbox.state):
-            running.task.cancel()
-            del self._running[sandbox.id]
+        if not running.sandbox.same_operation(sandbox):
+            self._cancel(running)
 
-    def _forget(self, sandbox_id: str, entry: _Operation) -> None:
-        if self._running.get(sandbox_id) is entry:
-            del self._running[sandbox_id]
+    def _cancel(self, operation: _Operation) -> None:
+        operation.task.cancel()
+        self._forget(operation)
 
-    async def _bring_up(self, sandbox: Sandbox) -> None:
-        await self._until_done(sandbox, partial(self._create, since=self._context.clock.monotonic()))
+    def _forget(self, operation: _Operation) -> None:
+        if self._running.get(operation.sandbox.id) is operation:
+            del self._running[operation.sandbox.id]
 
-    async def _take_away(self, sandbox: Sandbox) -> None:
-        await self._until_done(sandbox, self._delete)
-
-    async def _until_done(self, sandbox: Sandbox, step: Callable[[Sandbox], Awaitable[bool]]) -> None:
-        """Takes the step again and again until it says that the operation is settled."""
-        for delay in _backoff():
+    async def _run(self, sandbox: Sandbox, step: Step) -> None:
+        """Take the step again and again until it returns that the operation is settled."""
+        delay = FIRST_BACKOFF
+        while True:
             try:
                 if await step(sandbox):
                     return
             except Exception:
                 # Whatever broke here says nothing about the sandbox, and a task that died would leave it as it is.
-                log.exception("%s of sandbox %s broke; it is tried again in %s s", sandbox.state, sandbox.id, delay)
-            await self._context.clock.sleep(delay)
+                log.exception("%s of sandbox %s failed; it is tried again in %s s", sandbox.state, sandbox.id, delay)
+            await self._clock.sleep(delay)
+            delay = min(MAX_BACKOFF, delay * 2)
+
+    # -- bringing up --------------------------------------------------------------------------------------------------
 
     async def _create(self, sandbox: Sandbox, since: float) -> bool:
-        """Gives the create order once; whether that settled the operation."""
+        """Give the create order once; return whether that settled the operation.
+
+        Args:
+            sandbox: as it was when its operation began.
+            since: monotonic time of that moment.
+        """
         address = await self._address(sandbox)
         if address is None:
             return False  # the transaction that removed the node has moved the sandbox, too
+        order = CreateOrder(
+            generation=sandbox.generation,
+            operation_id=sandbox.operation_id,
+            spec=sandbox.spec,
+            runtime=sandbox.runtime or "runsc",
+        )
         try:
-            item = await self._context.orders.create(address, order_of(sandbox))
+            item = await self._context.orders.create(address, order)
         except ApiError as error:
             return await self._refused(sandbox, address, error, since)
-        return await self._told(sandbox, item)
+        return await self._answered(sandbox, item)
 
-    async def _told(self, sandbox: Sandbox, item: InventoryItem) -> bool:
+    async def _answered(self, sandbox: Sandbox, item: InventoryItem) -> bool:
         if (item.generation, item.operation_id) != (sandbox.generation, sandbox.operation_id):
             log.warning(
                 "node %s answered for generation %s of %s, not %s",
                 sandbox.node_id, item.generation, sandbox.id, sandbox.generation,
             )  # fmt: skip
             return False
-        now = self._context.clock.now()
+        now = self._clock.now()
         if transitions.settled(sandbox, item, now) is None:
             return False
         await self._change(sandbox, lambda row: transitions.settled(row, item, now))
         return True
 
     async def _refused(self, sandbox: Sandbox, address: NodeAddress, error: ApiError, since: float) -> bool:
-        now = self._context.clock.now()
+        now = self._clock.now()
         outcome = transitions.outcome_of(error.code)
         log.info("node %s on create of %s: %s (%s)", address.node_id, sandbox.id, error.message, outcome.value)
         if outcome is OrderOutcome.UNKNOWN:
             return False
         if outcome is OrderOutcome.REFUSED and sandbox.ever_ran:
             # It can go nowhere else, since the workspace is here.
-            if self._context.clock.monotonic() - since < RESTART_PATIENCE:
+            if self._clock.monotonic() - since < RESTART_PATIENCE:
                 return False
             await self._change(sandbox, lambda row: transitions.restart_refused(row, error.message, now))
         elif outcome is OrderOutcome.FINAL or sandbox.ever_ran:
@@ -173,8 +188,10 @@ class Controllers:
             await self._change(sandbox, lambda row: transitions.requeued(row, operation_id, now))
         return True
 
+    # -- taking away --------------------------------------------------------------------------------------------------
+
     async def _delete(self, sandbox: Sandbox) -> bool:
-        """Gives the delete order once; whether that settled the operation."""
+        """Give the delete order once; return whether that settled the operation."""
         address = await self._address(sandbox)
         if address is not None:
             try:
@@ -184,34 +201,16 @@ class Controllers:
                 if error.code not in {ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND}:
                     log.info("node %s on delete of %s: %s", address.node_id, sandbox.id, error.message)
                     return False
-        now = self._context.clock.now()
+        now = self._clock.now()
         await self._change(sandbox, lambda row: transitions.deleted(row, now))
         return True
 
+    # -- shared -------------------------------------------------------------------------------------------------------
+
     async def _address(self, sandbox: Sandbox) -> NodeAddress | None:
-        """Where the sandbox's node is reached; ``None`` once that node is gone."""
+        """Return where the sandbox's node is reached; ``None`` once that node is gone."""
         return None if sandbox.node_id is None else await self._context.directory.address(sandbox.node_id)
 
     async def _change(self, sandbox: Sandbox, decide: transitions.Decide) -> None:
-        def fenced(row: Sandbox) -> Sandbox | None:
-            current = (row.operation_id, row.state) == (sandbox.operation_id, sandbox.state)
-            return decide(row) if current else None
-
-        await self._context.uow.change(sandbox.id, fenced)
-
-
-def order_of(sandbox: Sandbox) -> CreateOrder:
-    """The order that carries out the sandbox's present operation."""
-    return CreateOrder(
-        generation=sandbox.generation,
-        operation_id=sandbox.operation_id,
-        spec=sandbox.spec,
-        runtime=sandbox.runtime or "runsc",
-    )
-
-
-def _backoff() -> Iterator[float]:
-    delay = FIRST_BACKOFF
-    while True:
-        yield delay
-        delay = min(LAST_BACKOFF, delay * 2)
+        """Write the result of the sandbox's operation, unless it was overtaken meanwhile."""
+        await self._context.uow.change(sandbox.id, lambda row: decide(row) if row.same_operation(sandbox) else None)

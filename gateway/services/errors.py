@@ -3,12 +3,16 @@
 from typing import Final
 
 from gateway.core.model import Sandbox
+from gateway.core.placement import NeverFits
 from gateway.errors import ApiError, ErrorDetails
 from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
 
 RETRY_AFTER: Final = 2.0
-"""Seconds after which a caller of an unfinished create may look again."""
+"""Seconds after which a caller of an unfinished create may ask again."""
+RETRY_WHEN_FULL: Final = 10.0
+"""Seconds after which a caller may ask again that was refused because too much stands already."""
 
 
 def _facts(sandbox: Sandbox) -> ErrorDetails:
@@ -18,34 +22,43 @@ def _facts(sandbox: Sandbox) -> ErrorDetails:
     return facts
 
 
-def not_found(sandbox_id: str, tombstone: Sandbox | None) -> ApiError:
-    """There is no such sandbox, or there is none any more."""
-    if tombstone is None:
-        return ApiError(ErrorCode.SANDBOX_NOT_FOUND, f"there is no sandbox {sandbox_id}", sandbox_id=sandbox_id)
-    message = f"sandbox {sandbox_id} was deleted ({tombstone.reason}) at {tombstone.updated_at.isoformat()}"
-    return ApiError(ErrorCode.SANDBOX_NOT_FOUND, message, **_facts(tombstone))
+# -- creates ----------------------------------------------------------------------------------------------------------
 
 
-def not_running(sandbox: Sandbox) -> ApiError:
-    """The call needs a sandbox that runs."""
-    why = (
-        f" ({sandbox.reason}: {sandbox.detail})" if sandbox.detail else f" ({sandbox.reason})" if sandbox.reason else ""
+def spec_conflict(sandbox: Sandbox) -> ApiError:
+    """Refuse a create whose id is in use with another spec."""
+    return ApiError(
+        ErrorCode.SPEC_CONFLICT,
+        f"sandbox {sandbox.id} exists with another spec; delete it first, or choose another id",
+        sandbox_id=sandbox.id,
+        state=sandbox.state.value,
     )
-    coming = sandbox.state in {SandboxState.PENDING, SandboxState.CREATING, SandboxState.RESTORING}
-    message = f"sandbox {sandbox.id} is {sandbox.state}{why}"
-    if coming:
-        return ApiError(
-            ErrorCode.SANDBOX_NOT_RUNNING,
-            f"{message}; try again when it runs",
-            retryable=True,
-            retry_after=RETRY_AFTER,
-            **_facts(sandbox),
-        )
-    return ApiError(ErrorCode.SANDBOX_NOT_RUNNING, message, **_facts(sandbox))
+
+
+def never_fits(subject: str, requested: Shape, answer: NeverFits, sandbox_id: str | None = None) -> ApiError:
+    """Refuse a shape that no node and no pool could hold; ``subject`` begins the sentence."""
+    facts = ErrorDetails() if sandbox_id is None else ErrorDetails(sandbox_id=sandbox_id)
+    facts["reasons"], facts["requested_resources"] = list(answer.reasons), requested
+    facts["maximum_resources"] = answer.maximum
+    return ApiError(
+        ErrorCode.NEVER_FITS,
+        f"{subject} fits no node and no pool: {'; '.join(answer.reasons)}; ask for less",
+        **facts,
+    )
+
+
+def queue_full(sandbox: Sandbox, waiting: int) -> ApiError:
+    """Refuse a create that would have to wait, when too many do."""
+    return ApiError(
+        ErrorCode.NO_ROOM,
+        f"sandbox {sandbox.id} was not taken in: {waiting} others wait already; try again later",
+        retry_after=RETRY_WHEN_FULL,
+        sandbox_id=sandbox.id,
+    )
 
 
 def no_room(sandbox: Sandbox, reasons: list[str], retry_after: float = RETRY_AFTER) -> ApiError:
-    """It waits for room, and goes on waiting while somebody asks."""
+    """Answer a create whose sandbox waits for room, and goes on waiting while somebody asks."""
     message = f"no node has room for sandbox {sandbox.id} now; it waits, ask again with the same id and spec"
     facts = _facts(sandbox)
     facts["reasons"], facts["pending_resources"] = reasons, sandbox.spec.shape
@@ -53,7 +66,7 @@ def no_room(sandbox: Sandbox, reasons: list[str], retry_after: float = RETRY_AFT
 
 
 def in_progress(sandbox: Sandbox) -> ApiError:
-    """Its node is still at it."""
+    """Answer a create whose node is still at it."""
     return ApiError(
         ErrorCode.CREATE_IN_PROGRESS,
         f"sandbox {sandbox.id} is still being created on node {sandbox.node_id};"
@@ -64,7 +77,7 @@ def in_progress(sandbox: Sandbox) -> ApiError:
 
 
 def still_deleting(sandbox: Sandbox) -> ApiError:
-    """An earlier sandbox of this id is not gone yet."""
+    """Answer a create while an earlier sandbox of its id is not gone yet."""
     return ApiError(
         ErrorCode.CREATE_IN_PROGRESS,
         f"an earlier sandbox {sandbox.id} is still being deleted on node {sandbox.node_id}; ask again"
@@ -75,7 +88,7 @@ def still_deleting(sandbox: Sandbox) -> ApiError:
 
 
 def deleted_meanwhile(sandbox: Sandbox) -> ApiError:
-    """It was deleted while a caller waited for it to run."""
+    """Answer a create whose sandbox was deleted while it was being brought up."""
     return ApiError(
         ErrorCode.SANDBOX_NOT_RUNNING,
         f"sandbox {sandbox.id} was deleted ({sandbox.reason}) while it was being brought up",
@@ -84,13 +97,59 @@ def deleted_meanwhile(sandbox: Sandbox) -> ApiError:
 
 
 def failed(sandbox: Sandbox) -> ApiError:
-    """It could not be brought up, and why."""
+    """Answer a create whose sandbox could not be brought up."""
     code = sandbox.error or ErrorCode.START_ERROR
     return ApiError(code, sandbox.detail or f"sandbox {sandbox.id} could not be brought up", **_facts(sandbox))
 
 
+# -- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def no_room_to_restart(sandbox: Sandbox, short: list[str]) -> ApiError:
+    """Refuse a restart for which others took the room on its node; its workspace is nowhere else."""
+    message = f"node {sandbox.node_id} has too little free to restart sandbox {sandbox.id}: {', '.join(short)}"
+    return ApiError(ErrorCode.NO_ROOM, f"{message}; try again later", retry_after=RETRY_AFTER, **_facts(sandbox))
+
+
+def workspace_gone(sandbox: Sandbox) -> ApiError:
+    """Refuse a restart that has nothing to start from."""
+    return ApiError(
+        ErrorCode.SANDBOX_NOT_RUNNING,
+        f"sandbox {sandbox.id} cannot be restarted: its node, and with it its workspace, is gone; delete it",
+        **_facts(sandbox),
+    )
+
+
+# -- every call -------------------------------------------------------------------------------------------------------
+
+
+def not_found(sandbox_id: str, tombstone: Sandbox | None) -> ApiError:
+    """Refuse a call about a sandbox that is not there, or was deleted."""
+    if tombstone is None:
+        return ApiError(ErrorCode.SANDBOX_NOT_FOUND, f"there is no sandbox {sandbox_id}", sandbox_id=sandbox_id)
+    message = f"sandbox {sandbox_id} was deleted ({tombstone.reason}) at {tombstone.updated_at.isoformat()}"
+    return ApiError(ErrorCode.SANDBOX_NOT_FOUND, message, **_facts(tombstone))
+
+
+def not_running(sandbox: Sandbox) -> ApiError:
+    """Refuse a call that needs a running sandbox; retryable while it is on its way there."""
+    why = (
+        f" ({sandbox.reason}: {sandbox.detail})" if sandbox.detail else f" ({sandbox.reason})" if sandbox.reason else ""
+    )
+    message = f"sandbox {sandbox.id} is {sandbox.state}{why}"
+    if sandbox.state in {SandboxState.PENDING, SandboxState.CREATING, SandboxState.RESTORING}:
+        return ApiError(
+            ErrorCode.SANDBOX_NOT_RUNNING,
+            f"{message}; try again when it runs",
+            retryable=True,
+            retry_after=RETRY_AFTER,
+            **_facts(sandbox),
+        )
+    return ApiError(ErrorCode.SANDBOX_NOT_RUNNING, message, **_facts(sandbox))
+
+
 def other_generation(sandbox: Sandbox, generation: int) -> ApiError:
-    """The session belongs to an incarnation that is no more."""
+    """Refuse a call about an exec session of an earlier incarnation."""
     return ApiError(
         ErrorCode.EXEC_LOST,
         f"the session belongs to generation {generation} of sandbox {sandbox.id}, which is now at {sandbox.generation};"
@@ -100,25 +159,10 @@ def other_generation(sandbox: Sandbox, generation: int) -> ApiError:
 
 
 def node_away(sandbox: Sandbox) -> ApiError:
-    """Its node does not answer, or is no more."""
+    """Refuse a call whose node does not answer, or is gone."""
     return ApiError(
         ErrorCode.NODE_UNREACHABLE,
         f"node {sandbox.node_id} of sandbox {sandbox.id} cannot be reached; try again",
         retry_after=RETRY_AFTER,
-        **_facts(sandbox),
-    )
-
-
-def no_room_to_restart(sandbox: Sandbox, short: list[str]) -> ApiError:
-    """Others took the room that it had on its node, and its workspace is nowhere else."""
-    message = f"node {sandbox.node_id} has too little free to restart sandbox {sandbox.id}: {', '.join(short)}"
-    return ApiError(ErrorCode.NO_ROOM, f"{message}; try again later", retry_after=RETRY_AFTER, **_facts(sandbox))
-
-
-def workspace_gone(sandbox: Sandbox) -> ApiError:
-    """There is nothing to restart from."""
-    return ApiError(
-        ErrorCode.SANDBOX_NOT_RUNNING,
-        f"sandbox {sandbox.id} cannot be restarted: its node, and with it its workspace, is gone; delete it",
         **_facts(sandbox),
     )

@@ -1,5 +1,10 @@
-"""When sandboxes were last used: in memory, and written now and then."""
+"""Ends by time: sandboxes by their ttl and by disuse, waits by their lease, tombstones by their age.
 
+All of it is judged on the monotonic clock. What a row says (``expires_at``, ``active_at``) is turned into monotonic
+time once, when the row is first seen; so a jump of the wall clock while the gateway runs deletes nothing.
+"""
+
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -15,17 +20,19 @@ from gateway.settings import GatewaySettings
 from gateway.store import capacity, nodes, sandboxes, tokens
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
+from gateway.wire.nodes import InventoryItem
 from gateway.wire.states import DeathReason, SandboxState
 
 FLUSH_INTERVAL: Final = 30.0
-"""Seconds between two writes; a crash forgets at most this much activity, which is granted again at start."""
-
-MOST_KEPT: Final = 100_000
+"""Seconds between two writes of activity; a crash loses at most this much, which is granted again at start."""
+MAX_ACTIVITY: Final = 100_000
 """Sandboxes whose last use is held in memory."""
+HOUSEKEEPING_INTERVAL: Final = 3600.0
+"""Seconds between two looks for rows that are old enough to be deleted."""
 
 
 class Activity:
-    """Uses of sandboxes on the monotonic clock."""
+    """When sandboxes were last used: held in memory, and written every `FLUSH_INTERVAL`."""
 
     def __init__(self, db: Database, clock: AsyncClock) -> None:
         self._db = db
@@ -34,15 +41,12 @@ class Activity:
         self._unwritten: set[str] = set()
 
     def touch(self, sandbox_id: str) -> None:
-        """It is used now."""
+        """Count the sandbox as used now. Costs no write."""
         self._note(sandbox_id, self._clock.monotonic())
         self._unwritten.add(sandbox_id)
 
     def idle_seconds(self, sandbox: Sandbox) -> float:
-        """Seconds since it was last used.
-
-        What the row says is turned into monotonic time once, so that a later jump of the wall clock changes nothing.
-        """
+        """Return the seconds since the sandbox was last used."""
         now = self._clock.monotonic()
         if sandbox.id not in self._used:
             age = (self._clock.now() - sandbox.active_at).total_seconds()
@@ -50,7 +54,7 @@ class Activity:
         return now - self._used[sandbox.id]
 
     def on_change(self, sandbox: Sandbox) -> None:
-        """Reacts to a change of a sandbox."""
+        """React to a change of a sandbox."""
         if sandbox.state is SandboxState.DELETED:
             self._used.pop(sandbox.id, None)
             self._unwritten.discard(sandbox.id)
@@ -58,16 +62,16 @@ class Activity:
             self._note(sandbox.id, self._clock.monotonic())
 
     async def run(self) -> None:
-        """Writes what was used, now and then, for ever."""
+        """Write what was used every `FLUSH_INTERVAL`, for ever."""
         while True:
             await self._clock.sleep(FLUSH_INTERVAL)
             await self.flush()
 
     async def flush(self) -> None:
-        """Writes what was used since the last time.
+        """Write what was used since the last time.
 
         Raises:
-            ApiError: as `Database.write`; then it is still to be written.
+            ApiError: as `Database.write`; then it is written the next time.
         """
         mono, now = self._clock.monotonic(), self._clock.now()
         ids, self._unwritten = self._unwritten, set()
@@ -82,79 +86,49 @@ class Activity:
     def _note(self, sandbox_id: str, used: float) -> None:
         self._used.pop(sandbox_id, None)
         self._used[sandbox_id] = used
-        if len(self._used) > MOST_KEPT:
+        if len(self._used) > MAX_ACTIVITY:
             # The one that was noted longest ago; its row still knows.
             del self._used[next(iter(self._used))]
 
 
-HOUSEKEEPING_INTERVAL: Final = 3600.0
-_TTL: Final = "ttl:"
-_LEASE: Final = "lease:"
-
-
 class Expiry:
-    """Deadlines of sandboxes on the monotonic clock.
+    """Ends sandboxes whose time is over, and deletes rows that nobody needs any more."""
 
-    A row's ``expires_at`` is turned into monotonic time once, when the row is first seen; so a jump of the wall clock
-    while the gateway runs deletes nothing.
-    """
-
-    def __init__(self, uow: UnitOfWork, clock: AsyncClock, settings: GatewaySettings) -> None:
+    def __init__(self, uow: UnitOfWork, activity: Activity, clock: AsyncClock, settings: GatewaySettings) -> None:
         self._uow = uow
+        self._activity = activity
         self._clock = clock
         self._settings = settings
-        self._deadlines = Deadlines(clock, self._due)
+        self.ttls = Deadlines(clock, self._expire)
+        self.leases = Deadlines(clock, self._end_wait)
         self._armed: dict[str, datetime] = {}
+        """By sandbox: the ``expires_at`` from which its ttl's deadline was made."""
 
     def on_change(self, sandbox: Sandbox) -> None:
-        """Reacts to a change of a sandbox."""
+        """React to a change of a sandbox."""
         if sandbox.state is SandboxState.PENDING:
-            if _LEASE + sandbox.id not in self._deadlines:
+            if sandbox.id not in self.leases:
                 self.renew(sandbox.id)
         else:
-            self._deadlines.clear(_LEASE + sandbox.id)
-        self._arm(sandbox)
+            self.leases.clear(sandbox.id)
+        self._arm_ttl(sandbox)
 
-    def on_others_change(self, sandbox: Sandbox) -> None:
-        """Another gateway changed it, and keeps the lease of one that waits there."""
+    def on_peer_change(self, sandbox: Sandbox) -> None:
+        """React to a change by another gateway, which keeps the lease of one that waits there."""
         if sandbox.state is not SandboxState.PENDING:
-            self._deadlines.clear(_LEASE + sandbox.id)
-        self._arm(sandbox)
+            self.leases.clear(sandbox.id)
+        self._arm_ttl(sandbox)
 
-    def _arm(self, sandbox: Sandbox) -> None:
+    # -- ttl ----------------------------------------------------------------------------------------------------------
+
+    def _arm_ttl(self, sandbox: Sandbox) -> None:
         if sandbox.state in {SandboxState.DELETING, SandboxState.DELETED} or sandbox.expires_at is None:
             self._armed.pop(sandbox.id, None)
-            self._deadlines.clear(_TTL + sandbox.id)
+            self.ttls.clear(sandbox.id)
         elif self._armed.get(sandbox.id) != sandbox.expires_at:
             left = (sandbox.expires_at - self._clock.now()).total_seconds()
             self._armed[sandbox.id] = sandbox.expires_at
-            self._deadlines.set(_TTL + sandbox.id, self._clock.monotonic() + max(0.0, left))
-
-    def renew(self, sandbox_id: str) -> None:
-        """Somebody asked for the waiting sandbox."""
-        self._deadlines.set(_LEASE + sandbox_id, self._clock.monotonic() + self._settings.pending_lease)
-
-    async def run(self) -> None:
-        """Serves the deadlines, for ever."""
-        await self._deadlines.run()
-
-    async def housekeep(self) -> None:
-        """Forgets, now and then, what `purge` forgets, for ever."""
-        while True:
-            await self._clock.sleep(HOUSEKEEPING_INTERVAL)
-            await self.purge()
-
-    async def purge(self) -> None:
-        """Forgets deleted sandboxes, gone nodes, ended credentials, join tokens and prepared units, after a day."""
-        before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
-        for forget in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, capacity.purge):
-            await self._uow.db.write(partial(forget, before=before))
-
-    async def _due(self, key: str) -> None:
-        if key.startswith(_TTL):
-            await self._expire(key.removeprefix(_TTL))
-        else:
-            await self._give_up(key.removeprefix(_LEASE))
+            self.ttls.set(sandbox.id, self._clock.monotonic() + max(0.0, left))
 
     async def _expire(self, sandbox_id: str) -> None:
         expires_at, now = self._armed.get(sandbox_id), self._clock.now()
@@ -164,7 +138,13 @@ class Expiry:
 
         await self._uow.change(sandbox_id, decide)
 
-    async def _give_up(self, sandbox_id: str) -> None:
+    # -- lease of a wait ----------------------------------------------------------------------------------------------
+
+    def renew(self, sandbox_id: str) -> None:
+        """Renew the lease of a waiting sandbox: somebody asked for it."""
+        self.leases.set(sandbox_id, self._clock.monotonic() + self._settings.pending_lease)
+
+    async def _end_wait(self, sandbox_id: str) -> None:
         if self._uow.is_watched(sandbox_id):
             self.renew(sandbox_id)
             return
@@ -185,3 +165,43 @@ class Expiry:
         asked_elsewhere = await self._uow.commit(fn)
         if asked_elsewhere:
             self.renew(sandbox_id)
+
+    # -- disuse -------------------------------------------------------------------------------------------------------
+
+    async def end_idle(self, rows: Iterable[Sandbox], inventory: Iterable[InventoryItem]) -> None:
+        """Delete what nobody used for its ``idle_seconds``, on the evidence of a node's inventory.
+
+        Judged at a heartbeat and not by a timer, because only the node knows whether an exec still runs: sandboxes of
+        a silent node are never idle.
+
+        Args:
+            rows: the node's sandboxes.
+            inventory: everything that the node has.
+        """
+        by_id = {row.id: row for row in rows}
+        for item in inventory:
+            row = by_id.get(item.sandbox_id)
+            if row is None or row.spec.idle_seconds is None or item.generation != row.generation:
+                continue
+            if item.live_execs:
+                self._activity.touch(row.id)
+            elif row.started_at is not None and self._activity.idle_seconds(row) >= row.spec.idle_seconds:
+                await self._uow.change(row.id, partial(_delete_idle, idle=row, now=self._clock.now()))
+
+    # -- tombstones ---------------------------------------------------------------------------------------------------
+
+    async def housekeep(self) -> None:
+        """Purge every `HOUSEKEEPING_INTERVAL`, for ever."""
+        while True:
+            await self._clock.sleep(HOUSEKEEPING_INTERVAL)
+            await self.purge()
+
+    async def purge(self) -> None:
+        """Delete deleted sandboxes, gone nodes, ended credentials and tokens, and prepared units after a day."""
+        before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
+        for purge in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, capacity.purge):
+            await self._uow.db.write(partial(purge, before=before))
+
+
+def _delete_idle(row: Sandbox, idle: Sandbox, now: datetime) -> Sandbox | None:
+    return transitions.unless_leaving(row, DeathReason.IDLE, now) if row.generation == idle.generation else None

@@ -1,4 +1,4 @@
-"""The gateway's own secret, and the lock that keeps a second gateway off its files."""
+"""How the gateway shows nodes who it is: a secret of its own, and a control token for each node derived from it."""
 
 import fcntl
 import hashlib
@@ -6,7 +6,7 @@ import hmac
 import os
 import secrets
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from gateway.core.model import Node, NodeAddress
 from gateway.errors import StoreError
@@ -14,11 +14,36 @@ from gateway.store import nodes
 from gateway.store.db import Database
 from gateway.wire.states import NodeState
 
-SECRET_BYTES = 32
+SECRET_BYTES: Final = 32
+
+
+class NodeDirectory:
+    """Addresses of nodes. Control tokens are derived from one secret, so that none is stored."""
+
+    def __init__(self, db: Database, secret: bytes) -> None:
+        self._db = db
+        self._secret = secret
+
+    def control_token(self, node_id: str) -> str:
+        """Return the bearer that this node expects of the gateway."""
+        digest = hmac.new(self._secret, f"control:{node_id}".encode(), hashlib.sha256).hexdigest()
+        return f"sbxc_{digest}"
+
+    def address_of(self, node: Node) -> NodeAddress:
+        """Return where this node is reached."""
+        return NodeAddress(node.id, node.node_url, self.control_token(node.id))
+
+    async def address(self, node_id: str) -> NodeAddress | None:
+        """Return where the node of this id is reached; ``None`` when it is unknown or gone."""
+        node = await self._db.read(lambda session: nodes.get(session, node_id))
+        return None if node is None or node.state is NodeState.GONE else self.address_of(node)
+
+
+# -- files in the state directory -------------------------------------------------------------------------------------
 
 
 def node_secret(state_dir: Path) -> bytes:
-    """The secret from which control tokens are derived; made on the first call, readable by its owner only.
+    """Return the secret from which control tokens are derived; it is made on the first call, for its owner's eyes only.
 
     Raises:
         StoreError: the file can be neither read nor made, or is not a secret.
@@ -37,7 +62,7 @@ def node_secret(state_dir: Path) -> bytes:
 
 
 def _write_once(path: Path) -> None:
-    """Makes the file whole or not at all; one that somebody else made meanwhile stays."""
+    """Make the file whole or not at all; one that somebody else made meanwhile stays."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -54,7 +79,7 @@ def _write_once(path: Path) -> None:
 
 
 def lock_state(state_dir: Path) -> IO[str]:
-    """An open file that keeps every other gateway out of ``state_dir`` until it is closed.
+    """Return an open file that keeps every other gateway out of ``state_dir`` until it is closed.
 
     Raises:
         StoreError: another gateway uses the directory.
@@ -72,25 +97,3 @@ def lock_state(state_dir: Path) -> IO[str]:
         file.close()
         raise StoreError(f"another gateway uses {state_dir}; stop it first, or choose another state_dir") from error
     return file
-
-
-class NodeDirectory:
-    """Addresses of nodes.  Control tokens are derived from one secret, so that none is stored."""
-
-    def __init__(self, db: Database, secret: bytes) -> None:
-        self._db = db
-        self._secret = secret
-
-    def control_token(self, node_id: str) -> str:
-        """The bearer that this node expects of the gateway."""
-        digest = hmac.new(self._secret, f"control:{node_id}".encode(), hashlib.sha256).hexdigest()
-        return f"sbxc_{digest}"
-
-    def address_of(self, node: Node) -> NodeAddress:
-        """Where this node is reached."""
-        return NodeAddress(node.id, node.node_url, self.control_token(node.id))
-
-    async def address(self, node_id: str) -> NodeAddress | None:
-        """Where the node of this id is reached; ``None`` when it is unknown or gone."""
-        node = await self._db.read(lambda session: nodes.get(session, node_id))
-        return None if node is None or node.state is NodeState.GONE else self.address_of(node)

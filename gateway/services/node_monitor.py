@@ -1,4 +1,4 @@
-"""Nodes that fall silent: unreachable after a while, lost after a longer one.
+"""Watch for nodes whose heartbeats stop: unreachable after a while, lost after a longer one.
 
 Ages are measured on this gateway's monotonic clock, from the moment at which it took in (or learned of) a heartbeat;
 at start every node gets its full time again.
@@ -20,33 +20,34 @@ log = logging.getLogger(__name__)
 
 
 class NodeMonitor:
-    """Judges nodes by the age of their last heartbeat."""
+    """Moves nodes to the state that the age of their last heartbeat asks for."""
 
     def __init__(self, uow: UnitOfWork, clock: AsyncClock, new_id: NewId, limits: HeartbeatLimits) -> None:
         self._uow = uow
         self._clock = clock
         self._new_id = new_id
         self._limits = limits
-        self._heard: dict[str, tuple[float, Node]] = {}
-        self._deadlines = Deadlines(clock, self._judge)
+        self._last: dict[str, tuple[float, Node]] = {}
+        """By node: the monotonic time of its last heartbeat, and the node after it."""
+        self._deadlines = Deadlines(clock, self._check)
 
-    def heard(self, node: Node) -> None:
-        """The node gave a sign of life."""
-        self._heard[node.id] = (self._clock.monotonic(), node)
+    def heartbeat(self, node: Node) -> None:
+        """Take in a sign of life of the node."""
+        self._last[node.id] = (self._clock.monotonic(), node)
         self._arm(node)
 
-    def heard_in_vain(self, node_id: str) -> None:
-        """It spoke, and the store could not take that in, which must not count as the node's node_monitor."""
-        if node_id in self._heard:
-            self.heard(self._heard[node_id][1])
+    def unsaved_heartbeat(self, node_id: str) -> None:
+        """Take in a heartbeat that the store could not, which must not count as the node's silence."""
+        if node_id in self._last:
+            self.heartbeat(self._last[node_id][1])
 
     def forget(self, node_id: str) -> None:
-        """The node is gone."""
-        self._heard.pop(node_id, None)
+        """Stop watching a node that is gone."""
+        self._last.pop(node_id, None)
         self._deadlines.clear(node_id)
 
     async def run(self) -> None:
-        """Judges nodes when it is time, for ever."""
+        """Check nodes when it is time, for ever."""
         await self._deadlines.run()
 
     def _arm(self, node: Node) -> None:
@@ -54,37 +55,38 @@ class NodeMonitor:
         if age is None:
             self._deadlines.clear(node.id)
         else:
-            self._deadlines.set(node.id, self._heard[node.id][0] + age)
+            self._deadlines.set(node.id, self._last[node.id][0] + age)
 
-    async def _judge(self, node_id: str) -> None:
-        if node_id not in self._heard:
+    async def _check(self, node_id: str) -> None:
+        if node_id not in self._last:
             return
-        at, known = self._heard[node_id]
+        at, known = self._last[node_id]
         age = self._clock.monotonic() - at
-        after = await self._uow.commit(lambda session: self._fallen_silent(session, node_id, known.beats, age))
+        after = await self._uow.commit(lambda session: self._aged(session, node_id, known.beats, age))
         if after is None or after.state is NodeState.GONE:
             self.forget(node_id)
         elif after.beats != known.beats:
-            self.heard(after)  # another gateway took in a heartbeat
-        elif node_id in self._heard:
-            self._heard[node_id] = (self._heard[node_id][0], after)
+            self.heartbeat(after)  # another gateway took in a heartbeat
+        elif node_id in self._last:
+            self._last[node_id] = (self._last[node_id][0], after)
             self._arm(after)
 
-    def _fallen_silent(self, session: Session, node_id: str, beats: int, age: float) -> Written[Node | None]:
+    def _aged(self, session: Session, node_id: str, beats: int, age: float) -> Written[Node | None]:
+        """Write the state of a node that is still at ``beats`` heartbeats, the last of them ``age`` seconds old."""
         node = nodes.get(session, node_id)
         if node is None or node.beats != beats:
             return Written(node)
         state = node_health.state_at_age(node.state, age, self._limits)
         if state is node.state:
             return Written(node)
-        log.warning("node %s (%s) has been silent for %.0f s: %s", node.id, node.instance, age, state.value)
+        log.warning("node %s (%s) sent no heartbeat for %.0f s: %s", node.id, node.instance, age, state.value)
         after = nodes.save(session, node, node_health.in_state(node, state))
         lost = give_up(session, node_id, self._new_id, self._clock) if state is NodeState.LOST else ()
         return Written(after, tuple(lost))
 
 
 def give_up(session: Session, node_id: str, new_id: NewId, clock: AsyncClock) -> list[Sandbox]:
-    """Writes what becomes of the sandboxes of a node that is given up; those that changed."""
+    """Write what becomes of the sandboxes of a node that is given up; return those that changed."""
     changed = []
     for row in sandboxes.on_node(session, node_id):
         after = transitions.without_node(row, new_id(), f"node {node_id} was given up", clock.now())

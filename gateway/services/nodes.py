@@ -3,18 +3,18 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlmodel import Session
 
-from gateway.core import inventory, node_health, transitions
+from gateway.core import inventory, node_health
 from gateway.core.inventory import OrphanRemoval, RowUpdate
 from gateway.core.model import JoinGrant, Node, NodeAddress, Sandbox
 from gateway.errors import ApiError
 from gateway.services.controllers import ServiceContext
-from gateway.services.expiry import Activity
+from gateway.services.expiry import Expiry
 from gateway.services.node_monitor import NodeMonitor, give_up
-from gateway.services.registration import Registration, check_url, enrol
+from gateway.services.registration import JoinRequest, check_url, register
 from gateway.services.to_wire import node_record
 from gateway.services.tokens import TokenService, new_secret, sha256_of
 from gateway.services.unit_of_work import Written
@@ -32,11 +32,11 @@ from gateway.wire.nodes import (
     RegisterRequest,
     Removal,
 )
-from gateway.wire.states import LIVE, DeathReason, NodeState
+from gateway.wire.states import LIVE, NodeState
 
 
 @dataclass(frozen=True)
-class _TakenIn:
+class _Report:
     """A heartbeat once it is in the store."""
 
     before: Node
@@ -54,20 +54,20 @@ class NodeService:
         self,
         context: ServiceContext,
         node_monitor: NodeMonitor,
-        activity: Activity,
+        expiry: Expiry,
         token_service: TokenService,
         settings: GatewaySettings,
     ) -> None:
         self._context = context
         self._node_monitor = node_monitor
-        self._activity = activity
+        self._expiry = expiry
         self._tokens = token_service
         self._settings = settings
         self._seen: dict[str, Mapping[str, int]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def make_join_token(self, request: JoinTokenRequest) -> JoinToken:
-        """A secret with which one instance may register once."""
+        """Return a secret with which one instance may register once."""
         now = self._context.clock.now()
         grant = JoinGrant(
             self._context.new_id(),
@@ -82,7 +82,7 @@ class NodeService:
         return JoinToken(token=secret, instance=grant.instance, expires_at=grant.expires_at)
 
     async def register(self, join_token: str, request: RegisterRequest) -> RegisterAnswer:
-        """Both credentials of the node.
+        """Register a machine as a node, and return both of the node's credentials.
 
         Raises:
             ApiError: ``UNAUTHORIZED`` (unknown or expired token), ``FORBIDDEN`` (made for another instance),
@@ -90,7 +90,7 @@ class NodeService:
         """
         check_url(request.node_url)
         credential = new_secret("n")
-        enrolment = Registration(
+        joining = JoinRequest(
             request=request,
             join_sha256=sha256_of(join_token),
             node_id=f"node-{self._context.new_id()}",
@@ -98,10 +98,10 @@ class NodeService:
             credential_sha256=sha256_of(credential),
             now=self._context.clock.now(),
         )
-        node = await self._context.uow.db.write(lambda session: enrol(session, enrolment))
+        node = await self._context.uow.db.write(lambda session: register(session, joining))
         self._tokens.forget()
-        self._context.routes.forget_node(node.id)
-        self._node_monitor.heard(node)
+        self._context.routes.drop_node(node.id)
+        self._node_monitor.heartbeat(node)
         return RegisterAnswer(
             node_id=node.id,
             credential=credential,
@@ -110,7 +110,7 @@ class NodeService:
         )
 
     async def heartbeat(self, node_id: str, beat: Heartbeat) -> HeartbeatAnswer:
-        """Takes in the node's truth; answers what the node shall remove.
+        """Take in a node's report; return what the node shall remove.
 
         Raises:
             ApiError: ``NODE_NOT_FOUND``: it was removed and must register again.
@@ -119,19 +119,19 @@ class NodeService:
         return await self._context.background.finish(self._heartbeat(node_id, beat), f"heartbeat-{node_id}")
 
     async def all(self) -> NodeList:
-        """All nodes that are not gone, oldest first."""
+        """Return all nodes that are not gone, oldest first."""
         loads = await self._context.uow.db.read(lambda session: nodes.with_load(session, nodes.present(session)))
         return NodeList(nodes=[node_record(load) for load in loads])
 
     async def drain(self, node_id: str, draining: bool) -> NodeEnvelope:
-        """Closes or opens it for new sandboxes.
+        """Close or open a node for new sandboxes.
 
         Raises:
             ApiError: ``NODE_NOT_FOUND``.
         """
 
         def fn(session: Session) -> NodeEnvelope:
-            node = _known(session, node_id)
+            node = _get(session, node_id)
             return _envelope(session, nodes.save(session, node, node_health.drained(node, draining)))
 
         envelope = await self._context.uow.db.write(fn)
@@ -139,11 +139,11 @@ class NodeService:
         return envelope
 
     async def remove(self, node_id: str, *, machine_gone: bool = False) -> NodeEnvelope:
-        """Forgets a node and its credential; sandboxes that it held are lost.
+        """Remove a node and its credential; sandboxes that it held are lost.
 
         Args:
             node_id: the node.
-            machine_gone: the cloud has proved that its machine is no more.  A node that is heard of all the same is
+            machine_gone: the cloud has proved that its machine is gone. A node whose heartbeats come all the same is
                 kept: then the cloud, or whoever changed labels there, is not to be believed.
 
         Raises:
@@ -152,7 +152,7 @@ class NodeService:
         """
         envelope = await self._context.uow.commit(lambda session: self._remove(session, node_id, machine_gone))
         self._tokens.forget()
-        self._context.routes.forget_node(node_id)
+        self._context.routes.drop_node(node_id)
         self._node_monitor.forget(node_id)
         self._seen.pop(node_id, None)
         self._locks.pop(node_id, None)
@@ -160,7 +160,7 @@ class NodeService:
         return envelope
 
     async def address(self, node_id: str) -> NodeAddress:
-        """Where it is reached.
+        """Return where a node is reached.
 
         Raises:
             ApiError: ``NODE_NOT_FOUND``.
@@ -176,69 +176,46 @@ class NodeService:
         async with self._locks.setdefault(node_id, asyncio.Lock()):
             seen = self._seen.get(node_id, {})
             try:
-                taken = await self._context.uow.commit(lambda session: self._take_in(session, node_id, beat, seen))
+                saved = await self._context.uow.commit(lambda session: self._save(session, node_id, beat, seen))
             except ApiError as error:
                 if error.code is not ErrorCode.NODE_NOT_FOUND:
-                    self._node_monitor.heard_in_vain(node_id)
+                    self._node_monitor.unsaved_heartbeat(node_id)
                 raise
-            self._node_monitor.heard(taken.after)
-            if taken.before.node_url != taken.after.node_url:
-                self._context.routes.forget_node(node_id)
-            if taken.news:
-                self._seen[node_id] = inventory.versions_after(taken.rows, taken.decisions)
+            self._node_monitor.heartbeat(saved.after)
+            if saved.before.node_url != saved.after.node_url:
+                self._context.routes.drop_node(node_id)
+            if saved.news:
+                self._seen[node_id] = inventory.versions_after(saved.rows, saved.decisions)
                 self._context.scheduler.forgive(node_id)
-                if node_health.capacity_changed(taken.before, taken.after):
+                if node_health.capacity_changed(saved.before, saved.after):
                     self._context.scheduler.wake()
-                await self._end_idle(taken, beat)
-        removals = [Removal(sandbox_id=d.sandbox_id, generation=d.generation) for d in _removes(taken)]
+                await self._expiry.end_idle(saved.rows, beat.inventory)
+        orphans = [decision for decision in saved.decisions if isinstance(decision, OrphanRemoval)]
         return HeartbeatAnswer(
-            remove=removals,
-            draining=taken.after.draining,
+            remove=[Removal(sandbox_id=orphan.sandbox_id, generation=orphan.generation) for orphan in orphans],
+            draining=saved.after.draining,
             heartbeat_seconds=self._settings.heartbeat_interval,
         )
 
-    def _take_in(self, session: Session, node_id: str, beat: Heartbeat, seen: Mapping[str, int]) -> Written[_TakenIn]:
+    def _save(self, session: Session, node_id: str, beat: Heartbeat, seen: Mapping[str, int]) -> Written[_Report]:
         now = self._context.clock.now()
-        node = _known(session, node_id)
+        node = _get(session, node_id)
         if not node_health.is_news(node, beat):
-            return Written(_TakenIn(node, node, (), (), news=False))
+            return Written(_Report(node, node, (), (), news=False))
         after = nodes.save(session, node, node_health.after_heartbeat(node, beat, now))
         rows = tuple(sandboxes.on_node(session, node_id))
         decisions = tuple(inventory.reconcile(rows, beat.inventory, seen, node_id, now))
         changed = [sandboxes.save(session, d.before, d.after) for d in decisions if isinstance(d, RowUpdate)]
-        return Written(_TakenIn(node, after, rows, decisions, news=True), tuple(changed))
-
-    async def _end_idle(self, taken: _TakenIn, beat: Heartbeat) -> None:
-        """Deletes what nobody used for its ``idle_seconds``, on the evidence of this inventory.
-
-        Judged here and not by a timer, because only the node knows whether an exec still runs: a silent node's
-        sandboxes are never idle.
-        """
-        rows = {row.id: row for row in taken.rows}
-        for item in beat.inventory:
-            row = rows.get(item.sandbox_id)
-            if row is None or row.spec.idle_seconds is None or item.generation != row.generation:
-                continue
-            if item.live_execs:
-                self._activity.touch(row.id)
-            elif row.started_at is not None and self._activity.idle_seconds(row) >= row.spec.idle_seconds:
-                await self._expire(row, self._context.clock.now())
-
-    async def _expire(self, sandbox: Sandbox, now: datetime) -> None:
-        def decide(row: Sandbox) -> Sandbox | None:
-            same = row.generation == sandbox.generation
-            return transitions.unless_leaving(row, DeathReason.IDLE, now) if same else None
-
-        await self._context.uow.change(sandbox.id, decide)
+        return Written(_Report(node, after, rows, decisions, news=True), tuple(changed))
 
     # -- removal ------------------------------------------------------------------------------------------------------
 
     def _remove(self, session: Session, node_id: str, machine_gone: bool) -> Written[NodeEnvelope]:
-        node = _known(session, node_id)
+        node = _get(session, node_id)
         live = [row.id for row in sandboxes.on_node(session, node_id) if row.state in LIVE]
         given_up = {NodeState.LOST, NodeState.UNREACHABLE} if machine_gone else {NodeState.LOST}
         if live and node.state not in given_up:
-            cure = "it is still heard of" if machine_gone else "drain it and delete them first"
+            cure = "its heartbeats still come" if machine_gone else "drain it and delete them first"
             raise ApiError(
                 ErrorCode.CONFLICT,
                 f"node {node_id} holds {len(live)} live sandboxes, e.g. {live[0]}; {cure}",
@@ -250,11 +227,7 @@ class NodeService:
         return Written(_envelope(session, gone), tuple(changed))
 
 
-def _removes(taken: _TakenIn) -> list[OrphanRemoval]:
-    return [decision for decision in taken.decisions if isinstance(decision, OrphanRemoval)]
-
-
-def _known(session: Session, node_id: str) -> Node:
+def _get(session: Session, node_id: str) -> Node:
     node = nodes.get(session, node_id)
     if node is None or node.state is NodeState.GONE:
         raise _not_found(node_id)

@@ -17,8 +17,8 @@ from gateway.wire.tokens import Scope
 
 
 @dataclass(frozen=True)
-class Registration:
-    """A registration as it came in, and the names and hashes that it will get."""
+class JoinRequest:
+    """A registration as it came in, and the names and hashes that the node will get."""
 
     request: RegisterRequest
     join_sha256: str
@@ -28,16 +28,16 @@ class Registration:
     now: datetime
 
 
-def enrol(session: Session, enrolment: Registration) -> Node:
-    """Writes the node and its credential, and marks the join token as used.
+def register(session: Session, joining: JoinRequest) -> Node:
+    """Write the node and its credential, and mark the join token as used.
 
     An instance is one node: when it registers again it keeps its node's id, and its older credentials end.
 
     Raises:
         ApiError: ``UNAUTHORIZED``, ``FORBIDDEN``, ``TOKEN_USED``.
     """
-    request, now = enrolment.request, enrolment.now
-    grant = valid_grant(session, enrolment.join_sha256, now)
+    request, now = joining.request, joining.now
+    grant = valid_grant(session, joining.join_sha256, now)
     if grant.instance != request.instance:
         raise ApiError(
             ErrorCode.FORBIDDEN,
@@ -45,7 +45,7 @@ def enrol(session: Session, enrolment: Registration) -> Node:
         )
     known = nodes.of_instance(session, request.instance)
     fresh = Node(
-        id=enrolment.node_id,
+        id=joining.node_id,
         instance=request.instance,
         pool=grant.pool,
         state=NodeState.READY,
@@ -58,20 +58,19 @@ def enrol(session: Session, enrolment: Registration) -> Node:
         stages=request.stages,
         role=grant.role,
     )
-    node = (
-        nodes.add(session, fresh)
-        if known is None
-        else nodes.save(session, known, node_health.registered_again(known, fresh))
-    )
+    if known is None:
+        node = nodes.add(session, fresh)
+    else:
+        node = nodes.save(session, known, node_health.registered_again(known, fresh))
     tokens.revoke_of_node(session, node.id, now)
-    credential = Token(enrolment.token_id, f"node {node.id}", Scope.NODE.value, now, node_id=node.id)
-    tokens.add(session, credential, enrolment.credential_sha256)
+    credential = Token(joining.token_id, f"node {node.id}", Scope.NODE.value, now, node_id=node.id)
+    tokens.add(session, credential, joining.credential_sha256)
     nodes.use_grant(session, grant, node.id, now)
     return node
 
 
 def check_url(node_url: str) -> None:
-    """Refuses what is not an absolute http(s) origin.
+    """Refuse what is not an absolute http(s) origin.
 
     Raises:
         ApiError: ``INVALID_REQUEST``.
@@ -92,7 +91,7 @@ def check_url(node_url: str) -> None:
 
 
 def valid_grant(session: Session, join_sha256: str, now: datetime) -> JoinGrant:
-    """What the join token with this hash allows, if it allows anything still.
+    """Return what the join token with this hash allows, if it still allows anything.
 
     Raises:
         ApiError: ``UNAUTHORIZED`` (unknown, expired, or of an older order of its instance), ``TOKEN_USED``.
@@ -119,6 +118,6 @@ def valid_grant(session: Session, join_sha256: str, now: datetime) -> JoinGrant:
 
 
 def _answer_was_lost(session: Session, grant: JoinGrant) -> bool:
-    """Whether the node that used the token never spoke: it did not get its credential, and may ask once more."""
+    """Return whether the node that used the token never reported: it got no credential, and may ask once more."""
     node = None if grant.node_id is None else nodes.get(session, grant.node_id)
     return node is not None and node.beats == 0 and node.state is not NodeState.GONE

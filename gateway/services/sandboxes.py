@@ -1,9 +1,16 @@
-"""Sandboxes as clients see them."""
+"""What clients ask for: create, find, delete, pause, resume and restart sandboxes, and call them over their routes.
+
+The way of a create: `SandboxService.create` has one transaction write the sandbox and, where a node has room, the
+choice of that node (`gateway.services.scheduler.admit`). Its commit starts the controller, which gives the order to the
+node (`gateway.services.controllers`) and writes the answer. The create meanwhile watches the row, and returns when it
+runs.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, TypeVar
 from weakref import WeakValueDictionary
 
@@ -15,7 +22,7 @@ from gateway.errors import ApiError
 from gateway.services import errors
 from gateway.services.controllers import ServiceContext
 from gateway.services.expiry import Activity, Expiry
-from gateway.services.scheduler import Admitted, Application, admit
+from gateway.services.scheduler import AdmissionRequest, Admitted, admit
 from gateway.services.to_wire import cursor_after, read_cursor, sandbox_record
 from gateway.services.unit_of_work import SandboxWatch, Written
 from gateway.settings import GatewaySettings
@@ -28,12 +35,12 @@ from gateway.wire.states import DeathReason, NodeState, SandboxState
 S = SandboxState
 T = TypeVar("T")
 
-MOST_WAITS: Final = 1000
-"""Creates that wait at once; one beyond is taken in as well, and answered at once."""
+MAX_WAITS: Final = 1000
+"""Creates that wait at once; one beyond is admitted as well, and answered at once."""
 RETRIES_PER_SECOND: Final = 100
 """Of creates that found no seat to wait, all clients together: they are asked to come back that much later."""
 OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_NOT_RUNNING})
-"""What a node answers to a call over a route that is no longer right; then nothing was done."""
+"""A node's answers to a call over a route that is no longer right; then nothing was done."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class _Located:
 
 
 class SandboxService:
-    """Create, find, pause, restart and delete sandboxes; the routes to them."""
+    """Sandboxes as clients see them."""
 
     def __init__(self, context: ServiceContext, activity: Activity, expiry: Expiry, settings: GatewaySettings) -> None:
         self._context = context
@@ -57,16 +64,18 @@ class SandboxService:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waits = 0
 
-    async def create(self, spec: SandboxSpec) -> SandboxEnvelope:
-        """Answers when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
+    # -- create -------------------------------------------------------------------------------------------------------
 
-        One that ran and has ended since is told as it is, in its state and with its reason; delete it to use the id
-        again.  One that never ran is answered with the error that it failed with.
+    async def create(self, spec: SandboxSpec) -> SandboxEnvelope:
+        """Return when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
+
+        One that ran and has ended since is returned as it is, in its state and with its reason; delete it to use the id
+        again. One that never ran is answered with the error that it failed with.
 
         Raises:
             ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``; ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
                 the create goes on; ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED`` as
-                the node told it.
+                the node answered.
         """
         spec_hash = spec.sha256()
         with self._uow.watch(spec.id) as watch, self._seat() as seated:
@@ -79,12 +88,83 @@ class SandboxService:
                 if not await watch.change(self._clock, until):
                     raise errors.still_deleting(admitted.sandbox)
             sandbox = await self._brought_up(
-                admitted.sandbox, watch, until, was_there=admitted.recovered, seated=seated
+                admitted.sandbox, watch, until, recovered=admitted.recovered, seated=seated
             )
         return SandboxEnvelope(sandbox=sandbox_record(sandbox), recovered=admitted.recovered)
 
+    async def _admit(self, spec: SandboxSpec, spec_hash: str) -> Admitted:
+        request = AdmissionRequest(
+            spec, spec_hash, self._context.new_id(), self._clock.now(), self._settings.max_pending
+        )
+        admitted = await self._uow.commit(lambda session: admit(session, request))
+        if admitted.sandbox.state is S.PENDING:
+            self._renew_wait(spec.id)
+            if not admitted.recovered:
+                self._context.scheduler.note(admitted.sandbox, admitted.reasons)
+        return admitted
+
+    async def _brought_up(
+        self, sandbox: Sandbox, watch: SandboxWatch, until: float, *, recovered: bool = False, seated: bool = True
+    ) -> Sandbox:
+        """Return the sandbox once it is neither waiting nor being created.
+
+        Args:
+            sandbox: as it was admitted.
+            watch: on it, opened before it was admitted.
+            until: monotonic time until which to wait.
+            recovered: it was there before, and is returned as it is, if it ever ran.
+            seated: this wait has a seat; without one its client is spread over a longer time.
+
+        Raises:
+            ApiError: the time is over, or the sandbox failed, or was deleted meanwhile.
+        """
+        current = sandbox
+        while current.state in {S.PENDING, S.CREATING}:
+            if not await watch.change(self._clock, until):
+                # Another gateway on the same database may have moved it on.
+                current = await self._present(sandbox.id)
+                if current.state is S.PENDING:
+                    self._renew_wait(sandbox.id)
+                    reasons = self._context.scheduler.reasons(current)
+                    raise errors.no_room(current, reasons, await self._retry_after(seated))
+                if current.state is S.CREATING:
+                    raise errors.in_progress(current)
+                break
+            current = watch.newer_than(current)
+        if current.state in {S.DELETING, S.DELETED}:
+            raise errors.deleted_meanwhile(current)
+        if current.state is S.FAILED and current.error is not None and not (recovered and current.ever_ran):
+            raise errors.failed(current)
+        return current
+
+    def _renew_wait(self, sandbox_id: str) -> None:
+        """Renew the lease of a waiting sandbox; other gateways learn of that from the row's activity."""
+        self._expiry.renew(sandbox_id)
+        self.touch(sandbox_id)
+
+    @contextmanager
+    def _seat(self) -> Iterator[bool]:
+        """Yield whether there is a seat to wait on; it is held until the block ends."""
+        if self._waits >= MAX_WAITS:
+            yield False
+            return
+        self._waits += 1
+        try:
+            yield True
+        finally:
+            self._waits -= 1
+
+    async def _retry_after(self, seated: bool) -> float:
+        """Return the seconds after which a waiting create shall be sent again; well within its lease."""
+        if seated:
+            return errors.RETRY_AFTER
+        waiting = await self._uow.db.read(lambda session: sandboxes.count_in(session, S.PENDING))
+        return min(max(errors.RETRY_AFTER, waiting / RETRIES_PER_SECOND), self._settings.pending_lease / 3)
+
+    # -- find ---------------------------------------------------------------------------------------------------------
+
     async def get(self, sandbox_id: str) -> SandboxRecord:
-        """The sandbox; one deleted within the last day is still told, in state ``deleted`` with its reason.
+        """Return the sandbox; one deleted within the last day has state ``deleted`` and its reason.
 
         Raises:
             ApiError: ``SANDBOX_NOT_FOUND``.
@@ -99,7 +179,13 @@ class SandboxService:
         limit: int = limits.DEFAULT_PAGE,
         cursor: str | None = None,
     ) -> SandboxList:
-        """One page, oldest first; deleted ones only when ``state`` asks for them.
+        """Return one page, oldest first; deleted ones only when ``state`` asks for them.
+
+        Args:
+            labels: which a sandbox must carry, all of them; ``None`` takes every sandbox.
+            state: in which a sandbox must be; ``None`` takes all but deleted ones.
+            limit: sandboxes a page, `limits.MAX_PAGE` at most.
+            cursor: ``next_cursor`` of the page before; ``None`` begins with the oldest.
 
         Raises:
             ApiError: ``INVALID_REQUEST`` for a cursor that this service did not make.
@@ -111,200 +197,36 @@ class SandboxService:
         more = cursor_after(found[size - 1]) if len(found) > size else None
         return SandboxList(sandboxes=[sandbox_record(sandbox) for sandbox in found[:size]], next_cursor=more)
 
+    async def _present(self, sandbox_id: str) -> Sandbox:
+        sandbox = await self._uow.db.read(lambda session: sandboxes.get(session, sandbox_id))
+        if sandbox is None:
+            raise errors.not_found(sandbox_id, None)
+        return sandbox
+
+    # -- delete -------------------------------------------------------------------------------------------------------
+
     async def delete(self, sandbox_id: str) -> SandboxRecord | None:
-        """The record, ``deleted`` or (the node has yet to confirm) ``deleting``; ``None`` without such id."""
+        """Delete a sandbox, in every state.
+
+        Returns:
+            The record, ``deleted`` or (the node has yet to confirm) ``deleting``; ``None`` when the id is not in use.
+        """
         until = self._clock.monotonic() + self._settings.delete_wait
         with self._uow.watch(sandbox_id) as watch:
-            sandbox = await self._begin_delete(sandbox_id)
+            sandbox = await self._uow.commit(lambda session: self._begin_delete(session, sandbox_id))
             while sandbox is not None and sandbox.state is S.DELETING and await watch.change(self._clock, until):
                 sandbox = self._left(sandbox, watch)
         return None if sandbox is None else sandbox_record(sandbox)
 
-    async def pause(self, sandbox_id: str) -> SandboxRecord:
-        """Freezes it.  Idempotent.
-
-        Raises:
-            ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING``, ``NODE_UNREACHABLE`` and the node's own refusal.
-        """
-        async with self._lock(sandbox_id):
-            located = await self._locate(sandbox_id)
-            sandbox = located.sandbox
-            if sandbox.state is S.RUNNING:
-                address = self._address(located)
-                await self._context.orders.pause(address, sandbox.id, sandbox.generation)
-                sandbox = await self._settle(sandbox, S.PAUSED)
-        return sandbox_record(_expect(sandbox, S.PAUSED))
-
-    async def resume(self, sandbox_id: str) -> SandboxRecord:
-        """Lets it go on.  Idempotent.  Raises as `pause`."""
-        async with self._lock(sandbox_id):
-            located = await self._locate(sandbox_id)
-            sandbox = located.sandbox
-            if sandbox.state is S.PAUSED:
-                address = self._address(located)
-                await self._context.orders.resume(address, sandbox.id, sandbox.generation)
-                sandbox = await self._settle(sandbox, S.RUNNING)
-        return sandbox_record(_expect(sandbox, S.RUNNING))
-
-    async def restart(self, sandbox_id: str) -> SandboxRecord:
-        """A new generation on the same node with the same workspace; answers when it runs.
-
-        Raises:
-            ApiError: as `create` and `pause`.
-        """
-        until = self._clock.monotonic() + self._settings.create_wait
-        with self._uow.watch(sandbox_id) as watch:
-            sandbox = await self._uow.commit(lambda session: self._begin_restart(session, sandbox_id))
-            return sandbox_record(await self._brought_up(sandbox, watch, until))
-
-    async def call(
-        self,
-        sandbox_id: str,
-        send: Callable[[Route], Awaitable[T]],
-        *,
-        generation: int | None = None,
-        running: bool = True,
-    ) -> T:
-        """What ``send`` gives over the route to the sandbox, which may be one that was looked up a moment ago.
-
-        ``send`` is called once more, over a route that is read anew, when the node refused the first as outdated; or
-        when it raised something retryable, and the new route is another one.
-
-        Raises:
-            ApiError: as `route`, and whatever ``send`` raises.
-        """
-        known = self._context.routes.get(sandbox_id)
-        if known is None or generation not in {None, known.generation}:
-            return await send(await self.route(sandbox_id, generation=generation, running=running))
-        self.touch(sandbox_id)
-        try:
-            return await send(known)
-        except ApiError as error:
-            outdated = error.code in OUTDATED
-            if not (error.retryable or outdated):
-                raise
-            self._context.routes.forget(sandbox_id)
-            route = await self.route(sandbox_id, generation=generation, running=running)
-            # Outdated and yet the same: another gateway had paused it, and the look has resumed it.
-            if route == known and not outdated:
-                raise
-            return await send(route)
-
-    async def route(self, sandbox_id: str, *, generation: int | None = None, running: bool = True) -> Route:
-        """Where to send a call about the sandbox; counts as activity.
-
-        Args:
-            sandbox_id: which.
-            generation: the incarnation that the caller means (from a session id); ``None`` takes the present one.
-            running: whether the call needs live processes (exec, files, usage): a paused sandbox is resumed, and one
-                that is not running refuses.  Without it an ended sandbox is routed too, while its node has it (logs).
-
-        Raises:
-            ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING`` (with state and reason), ``NODE_UNREACHABLE``,
-                ``EXEC_LOST`` when ``generation`` is not the present one.
-        """
-        with self._context.routes.reading(sandbox_id) as reading:
-            located = await self._locate(sandbox_id)
-            if generation is not None and generation != located.sandbox.generation:
-                raise errors.other_generation(located.sandbox, generation)
-            self.touch(sandbox_id)
-            if running and located.sandbox.state is S.PAUSED:
-                await self.resume(sandbox_id)
-                reading.overtaken = False
-                located = await self._locate(sandbox_id)
-            sandbox = located.sandbox
-            ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
-            if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
-                raise errors.not_running(sandbox)
-            route = Route(sandbox.id, sandbox.generation, self._address(located))
-            if sandbox.state is S.RUNNING:
-                self._context.routes.keep(reading, route)
-            return route
-
-    def touch(self, sandbox_id: str) -> None:
-        """Counts as activity, e.g. while a stream goes on.  Costs no write."""
-        self._activity.touch(sandbox_id)
-
-    # -- create -------------------------------------------------------------------------------------------------------
-
-    async def _admit(self, spec: SandboxSpec, spec_hash: str) -> Admitted:
-        application = Application(
-            spec, spec_hash, self._context.new_id(), self._clock.now(), self._settings.max_pending
-        )
-        admitted = await self._uow.commit(lambda session: admit(session, application))
-        if admitted.sandbox.state is S.PENDING:
-            self._asked_for(spec.id)
-            if not admitted.recovered:
-                self._context.scheduler.note(admitted.sandbox, admitted.reasons)
-        return admitted
-
-    def _asked_for(self, sandbox_id: str) -> None:
-        """Somebody wants the one that waits, which other gateways learn from its row."""
-        self._expiry.renew(sandbox_id)
-        self.touch(sandbox_id)
-
-    @contextmanager
-    def _seat(self) -> Iterator[bool]:
-        """Whether there is a seat to wait on; it is held until the block ends."""
-        if self._waits >= MOST_WAITS:
-            yield False
-            return
-        self._waits += 1
-        try:
-            yield True
-        finally:
-            self._waits -= 1
-
-    async def _until_next_try(self, seated: bool) -> float:
-        """Seconds after which a create that still waits shall be sent again; well within its lease."""
-        if seated:
-            return errors.RETRY_AFTER
-        others = await self._uow.db.read(lambda session: sandboxes.count_in(session, S.PENDING))
-        return min(max(errors.RETRY_AFTER, others / RETRIES_PER_SECOND), self._settings.pending_lease / 3)
-
-    async def _brought_up(
-        self, sandbox: Sandbox, watch: SandboxWatch, until: float, *, was_there: bool = False, seated: bool = True
-    ) -> Sandbox:
-        """The sandbox once it is neither waiting nor being created; one that was there as it is, if it ever ran.
-
-        Raises:
-            ApiError: the time is over, or it failed, or was deleted meanwhile.
-        """
-        current = sandbox
-        while current.state in {S.PENDING, S.CREATING}:
-            if not await watch.change(self._clock, until):
-                # Another gateway on the same database may have moved it on.
-                current = await self._present(sandbox.id)
-                if current.state is S.PENDING:
-                    self._asked_for(sandbox.id)
-                    reasons = self._context.scheduler.reasons(current)
-                    raise errors.no_room(current, reasons, await self._until_next_try(seated))
-                if current.state is S.CREATING:
-                    raise errors.in_progress(current)
-                break
-            current = watch.newer_than(current)
-        if current.state in {S.DELETING, S.DELETED}:
-            raise errors.deleted_meanwhile(current)
-        if current.state is S.FAILED and current.error is not None and not (was_there and current.ever_ran):
-            raise errors.failed(current)
-        return current
-
-    # -- delete -------------------------------------------------------------------------------------------------------
-
-    async def _begin_delete(self, sandbox_id: str) -> Sandbox | None:
-        now = self._clock.now()
-
-        def fn(session: Session) -> Written[Sandbox | None]:
-            row = sandboxes.get(session, sandbox_id)
-            if row is None or row.state is S.DELETED:
-                return Written(None)
-            after = transitions.unless_leaving(row, DeathReason.DELETED, now)
-            if after is None:
-                return Written(row)
-            saved = sandboxes.save(session, row, after)
-            return Written(saved, (saved,))
-
-        return await self._uow.commit(fn)
+    def _begin_delete(self, session: Session, sandbox_id: str) -> Written[Sandbox | None]:
+        row = sandboxes.get(session, sandbox_id)
+        if row is None or row.state is S.DELETED:
+            return Written(None)
+        after = transitions.unless_leaving(row, DeathReason.DELETED, self._clock.now())
+        if after is None:
+            return Written(row)
+        saved = sandboxes.save(session, row, after)
+        return Written(saved, (saved,))
 
     def _left(self, sandbox: Sandbox, watch: SandboxWatch) -> Sandbox:
         latest = watch.latest or sandbox
@@ -313,7 +235,58 @@ class SandboxService:
         # The id is in use again already.
         return transitions.deleted(sandbox, self._clock.now())
 
-    # -- restart ------------------------------------------------------------------------------------------------------
+    # -- pause, resume, restart ---------------------------------------------------------------------------------------
+
+    async def pause(self, sandbox_id: str) -> SandboxRecord:
+        """Freeze the sandbox's processes. Idempotent.
+
+        Raises:
+            ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING``, ``NODE_UNREACHABLE`` and the node's own refusal.
+        """
+        async with self._lock(sandbox_id):
+            located = await self._locate(sandbox_id)
+            sandbox = located.sandbox
+            if sandbox.state is S.RUNNING:
+                await self._context.orders.pause(self._address(located), sandbox.id, sandbox.generation)
+                sandbox = await self._settle(sandbox, transitions.paused)
+        return sandbox_record(_expect(sandbox, S.PAUSED))
+
+    async def resume(self, sandbox_id: str) -> SandboxRecord:
+        """Thaw the sandbox's processes. Idempotent. Raises as `pause`."""
+        return sandbox_record((await self._resumed(sandbox_id)).sandbox)
+
+    async def _resumed(self, sandbox_id: str) -> _Located:
+        async with self._lock(sandbox_id):
+            located = await self._locate(sandbox_id)
+            sandbox = located.sandbox
+            if sandbox.state is S.PAUSED:
+                await self._context.orders.resume(self._address(located), sandbox.id, sandbox.generation)
+                sandbox = await self._settle(sandbox, transitions.resumed)
+        return _Located(_expect(sandbox, S.RUNNING), located.node)
+
+    async def _settle(self, sandbox: Sandbox, confirmed: Callable[[Sandbox, datetime], Sandbox]) -> Sandbox:
+        """Write what the node confirmed, unless something else happened to the sandbox meanwhile."""
+        now = self._clock.now()
+        row = await self._uow.change(
+            sandbox.id, lambda row: confirmed(row, now) if row.same_operation(sandbox) else None
+        )
+        if row is None:
+            raise errors.not_found(sandbox.id, None)
+        return row
+
+    def _lock(self, sandbox_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(sandbox_id, asyncio.Lock())
+
+    async def restart(self, sandbox_id: str) -> SandboxRecord:
+        """Start a new generation on the same node with the same workspace; return when it runs.
+
+        Raises:
+            ApiError: as `create` and `pause`.
+        """
+        until = self._clock.monotonic() + self._settings.create_wait
+        with self._uow.watch(sandbox_id) as watch:
+            sandbox = await self._uow.commit(lambda session: self._begin_restart(session, sandbox_id))
+            return sandbox_record(await self._brought_up(sandbox, watch, until))
 
     def _begin_restart(self, session: Session, sandbox_id: str) -> Written[Sandbox]:
         sandbox = sandboxes.get(session, sandbox_id)
@@ -333,13 +306,79 @@ class SandboxService:
         saved = sandboxes.save(session, sandbox, after)
         return Written(saved, (saved,))
 
-    # -- shared -------------------------------------------------------------------------------------------------------
+    # -- routes -------------------------------------------------------------------------------------------------------
 
-    async def _present(self, sandbox_id: str) -> Sandbox:
-        sandbox = await self._uow.db.read(lambda session: sandboxes.get(session, sandbox_id))
-        if sandbox is None:
-            raise errors.not_found(sandbox_id, None)
-        return sandbox
+    async def call(
+        self,
+        sandbox_id: str,
+        send: Callable[[Route], Awaitable[T]],
+        *,
+        generation: int | None = None,
+        running: bool = True,
+    ) -> T:
+        """Return what ``send`` returns over the route to the sandbox, which may be one that was looked up a moment ago.
+
+        ``send`` is called once more, over a route that is read anew, when the node refused the first as outdated; or
+        when it raised something retryable, and the new route is another one.
+
+        Args:
+            sandbox_id: which.
+            send: makes the call to the node of a route.
+            generation: as for `route`.
+            running: as for `route`.
+
+        Raises:
+            ApiError: as `route`, and whatever ``send`` raises.
+        """
+        known = self._context.routes.get(sandbox_id)
+        if known is None or generation not in {None, known.generation}:
+            return await send(await self.route(sandbox_id, generation=generation, running=running))
+        self.touch(sandbox_id)
+        try:
+            return await send(known)
+        except ApiError as error:
+            outdated = error.code in OUTDATED
+            if not (error.retryable or outdated):
+                raise
+            self._context.routes.drop(sandbox_id)
+            route = await self.route(sandbox_id, generation=generation, running=running)
+            # Outdated and yet the same: another gateway had paused it, and the look has resumed it.
+            if route == known and not outdated:
+                raise
+            return await send(route)
+
+    async def route(self, sandbox_id: str, *, generation: int | None = None, running: bool = True) -> Route:
+        """Return where to send a call about the sandbox; counts as activity.
+
+        Args:
+            sandbox_id: which.
+            generation: the incarnation that the caller means (from a session id); ``None`` takes the present one.
+            running: whether the call needs live processes (exec, files, usage): a paused sandbox is resumed, and one
+                that is not running refuses. Without it an ended sandbox is routed too, while its node has it (logs).
+
+        Raises:
+            ApiError: ``SANDBOX_NOT_FOUND``, ``SANDBOX_NOT_RUNNING`` (with state and reason), ``NODE_UNREACHABLE``,
+                ``EXEC_LOST`` when ``generation`` is not the present one.
+        """
+        with self._context.routes.lookup(sandbox_id) as lookup:
+            located = await self._locate(sandbox_id)
+            if generation is not None and generation != located.sandbox.generation:
+                raise errors.other_generation(located.sandbox, generation)
+            self.touch(sandbox_id)
+            if running and located.sandbox.state is S.PAUSED:
+                located = await self._resumed(sandbox_id)
+            sandbox = located.sandbox
+            ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
+            if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
+                raise errors.not_running(sandbox)
+            route = Route(sandbox.id, sandbox.generation, self._address(located))
+            if sandbox.state is S.RUNNING:
+                self._context.routes.keep(lookup, route)
+            return route
+
+    def touch(self, sandbox_id: str) -> None:
+        """Count as activity, e.g. while a stream goes on. Costs no write."""
+        self._activity.touch(sandbox_id)
 
     async def _locate(self, sandbox_id: str) -> _Located:
         def fn(session: Session) -> _Located:
@@ -355,20 +394,6 @@ class SandboxService:
         if node is None or node.state in {NodeState.LOST, NodeState.GONE}:
             raise errors.node_away(located.sandbox)
         return self._context.directory.address_of(node)
-
-    async def _settle(self, sandbox: Sandbox, state: SandboxState) -> Sandbox:
-        """Writes what the node confirmed, unless something else happened to the sandbox meanwhile."""
-        now = self._clock.now()
-
-        def decide(row: Sandbox) -> Sandbox | None:
-            if (row.operation_id, row.state) != (sandbox.operation_id, sandbox.state):
-                return None
-            return transitions.paused(row, now) if state is S.PAUSED else transitions.resumed(row, now)
-
-        return await self._uow.change(sandbox.id, decide) or await self._present(sandbox.id)
-
-    def _lock(self, sandbox_id: str) -> asyncio.Lock:
-        return self._locks.setdefault(sandbox_id, asyncio.Lock())
 
 
 def _expect(sandbox: Sandbox, state: SandboxState) -> Sandbox:

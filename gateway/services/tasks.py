@@ -1,9 +1,10 @@
-"""Work that outlives the call that began it, deadlines, and waits that end early."""
+"""Time and background work: clocks, tasks that outlive the call that began them, and deadlines."""
 
 import asyncio
 import heapq
 import logging
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, TypeVar
@@ -14,20 +15,33 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 NewId = Callable[[], str]
-"""Makes a name that nobody else has."""
+"""Returns a name that nobody else has."""
+
+
+def random_id() -> str:
+    """Return a random name of 32 hex digits."""
+    return uuid.uuid4().hex
+
+
+LOOP_RETRY: Final = 1.0
+"""Seconds before a background loop that failed begins again."""
+DEADLINE_RETRY: Final = 5.0
+"""Seconds until a deadline is tried again whose handling failed."""
+
+# -- clocks -----------------------------------------------------------------------------------------------------------
 
 
 class AsyncClock(Protocol):
     """Both clocks, and sleeping on the second of them."""
 
     def now(self) -> datetime:
-        """UTC, for what is stored and shown."""
+        """Return UTC, for what is stored and shown."""
 
     def monotonic(self) -> float:
-        """Seconds that no jump of the wall clock moves, for deadlines."""
+        """Return seconds that no jump of the wall clock moves, for deadlines."""
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when that much monotonic time has passed."""
+        """Return when that much monotonic time has passed."""
 
 
 class SystemClock:
@@ -43,63 +57,8 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-RESTART_AFTER: Final = 1.0
-"""Seconds before a background loop that broke is begun again."""
-
-
-class Background:
-    """The tasks of one gateway; `stop` ends them all."""
-
-    def __init__(self, clock: AsyncClock) -> None:
-        self._clock = clock
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Runs ``work`` on its own."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    def keep(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
-        """Runs an endless loop; one that breaks is logged and begun again."""
-        self.start(self._kept(loop, name), name)
-
-    async def finish(self, work: Coroutine[Any, Any, T], name: str) -> T:
-        """Runs ``work`` to its end even when the caller goes away meanwhile: what is half told is never half done."""
-        task = self.start(work, name)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(_note_unheard)
-            raise
-
-    async def stop(self) -> None:
-        """Cancels everything and waits until it has ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _kept(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
-        while True:
-            try:
-                await loop()
-            except ApiError as error:
-                log.error("%s broke: %s; it goes on in %s s", name, error.message, RESTART_AFTER)
-            except Exception:
-                log.exception("%s broke; it goes on in %s s", name, RESTART_AFTER)
-            await self._clock.sleep(RESTART_AFTER)
-
-
-def _note_unheard(task: asyncio.Task[Any]) -> None:
-    """Notes how work ended whose caller is no longer there to be told."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.info("%s ended after its caller had left: %s", task.get_name(), error)
-
-
 async def wait_for_event(event: asyncio.Event, clock: AsyncClock, until: float | None) -> bool:
-    """Whether ``event`` came before the monotonic time ``until``; without one, waits as long as it takes."""
+    """Wait for ``event``, and return whether it came before the monotonic time ``until``; ``None`` waits for ever."""
     if event.is_set():
         return True
     if until is None:
@@ -114,12 +73,68 @@ async def wait_for_event(event: asyncio.Event, clock: AsyncClock, until: float |
     return event.is_set()
 
 
-RETRY_AFTER: Final = 5.0
-"""Seconds until a deadline is tried again whose handling failed."""
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+class Background:
+    """The tasks of one gateway; `stop` ends them all."""
+
+    def __init__(self, clock: AsyncClock) -> None:
+        self._clock = clock
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run ``work`` as a task of its own."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def keep(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
+        """Run an endless loop; one that fails is logged and begun again."""
+        self.start(self._keep(loop, name), name)
+
+    async def finish(self, work: Coroutine[Any, Any, T], name: str) -> T:
+        """Run ``work`` to its end even when the caller is cancelled meanwhile, so that nothing is left half done."""
+        task = self.start(work, name)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(_log_abandoned)
+            raise
+
+    async def stop(self) -> None:
+        """Cancel everything and wait until it has ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
+        while True:
+            try:
+                await loop()
+            except ApiError as error:
+                log.error("%s failed: %s; it goes on in %s s", name, error.message, LOOP_RETRY)
+            except Exception:
+                log.exception("%s failed; it goes on in %s s", name, LOOP_RETRY)
+            await self._clock.sleep(LOOP_RETRY)
+
+
+def _log_abandoned(task: asyncio.Task[Any]) -> None:
+    """Log how work failed whose caller is no longer there."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.info("%s failed after its caller had left: %s", task.get_name(), error)
+
+
+# -- deadlines --------------------------------------------------------------------------------------------------------
 
 
 class Deadlines:
-    """Calls ``due(key)`` once the deadline of ``key`` has come.  One deadline a key; setting it again moves it."""
+    """Calls ``due(key)`` once the deadline of ``key`` has come: many deadlines on the monotonic clock, one sleeper.
+
+    One deadline a key; setting it again moves it.
+    """
 
     def __init__(self, clock: AsyncClock, due: Callable[[str], Awaitable[None]]) -> None:
         self._clock = clock
@@ -129,7 +144,7 @@ class Deadlines:
         self._changed = asyncio.Event()
 
     def set(self, key: str, at: float) -> None:
-        """Sets the deadline to a monotonic time."""
+        """Set the deadline of ``key`` to a monotonic time."""
         self._at[key] = at
         heapq.heappush(self._heap, (at, key))
         if len(self._heap) > 2 * len(self._at) + 64:
@@ -138,14 +153,14 @@ class Deadlines:
         self._changed.set()
 
     def clear(self, key: str) -> None:
-        """Forgets it."""
+        """Remove the deadline of ``key``, if it has one."""
         self._at.pop(key, None)
 
     def __contains__(self, key: str) -> bool:
         return key in self._at
 
     async def run(self) -> None:
-        """Serves the deadlines, one after the other, for ever."""
+        """Serve the deadlines, one after the other, for ever."""
         while True:
             self._changed.clear()
             for key in self._take_due():
@@ -172,8 +187,8 @@ class Deadlines:
             await self._due(key)
             return
         except ApiError as error:
-            log.error("deadline of %s: %s; it is tried again in %s s", key, error.message, RETRY_AFTER)
+            log.error("deadline of %s: %s; it is tried again in %s s", key, error.message, DEADLINE_RETRY)
         except Exception:
-            log.exception("deadline of %s failed; it is tried again in %s s", key, RETRY_AFTER)
+            log.exception("deadline of %s failed; it is tried again in %s s", key, DEADLINE_RETRY)
         if key not in self._at:
-            self.set(key, self._clock.monotonic() + RETRY_AFTER)
+            self.set(key, self._clock.monotonic() + DEADLINE_RETRY)

@@ -1,4 +1,4 @@
-"""Domain values as the wire tells them, and the cursor of a page."""
+"""Domain values as wire models, and the cursor of a page."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ from gateway.wire.tokens import Scope, TokenRecord
 
 
 def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
-    """The sandbox as clients see it."""
+    """Return the sandbox as clients see it."""
     return SandboxRecord(
         id=sandbox.id,
         generation=sandbox.generation,
@@ -41,7 +41,7 @@ def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
 
 
 def node_record(load: NodeLoad) -> NodeRecord:
-    """The node as operators see it."""
+    """Return the node as operators see it."""
     node = load.node
     return NodeRecord(
         id=node.id,
@@ -65,7 +65,7 @@ def node_record(load: NodeLoad) -> NodeRecord:
 
 
 def prepared_capacity(prepared: PreparedUnits) -> PreparedCapacity:
-    """PreparedUnits sandboxes as clients see them."""
+    """Return prepared sandboxes as clients see them."""
     return PreparedCapacity(
         prepare_id=prepared.id,
         resources=prepared.shape,
@@ -81,7 +81,7 @@ def prepared_capacity(prepared: PreparedUnits) -> PreparedCapacity:
 
 
 def prepared_builders(prepared: PreparedUnits) -> PreparedBuilders:
-    """PreparedUnits builders as clients see them."""
+    """Return prepared builders as clients see them."""
     return PreparedBuilders(
         prepare_id=prepared.id,
         count=prepared.count,
@@ -92,7 +92,7 @@ def prepared_builders(prepared: PreparedUnits) -> PreparedBuilders:
 
 
 def token_record(token: Token) -> TokenRecord:
-    """The token without its secret."""
+    """Return the token without its secret."""
     return TokenRecord(
         id=token.id,
         name=token.name,
@@ -104,12 +104,12 @@ def token_record(token: Token) -> TokenRecord:
 
 
 def cursor_after(sandbox: Sandbox) -> str:
-    """Where a page that ends with this sandbox goes on."""
+    """Return the cursor of the page after the one that ends with this sandbox."""
     return base64.urlsafe_b64encode(json.dumps([sandbox.created_at.isoformat(), sandbox.id]).encode()).decode()
 
 
 def read_cursor(cursor: str) -> tuple[datetime, str]:
-    """Creation time and id after which the next page begins.
+    """Return the creation time and id after which the next page begins.
 
     Raises:
         ApiError: ``INVALID_REQUEST`` when it is not one of ours.

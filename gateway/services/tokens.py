@@ -1,12 +1,12 @@
-"""Tokens: made, listed, revoked, checked."""
+"""Tokens: made, listed, revoked, verified."""
 
 import hashlib
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from cachetools import TTLCache
 from sqlmodel import Session
 
 from gateway.core.model import Token
@@ -19,9 +19,11 @@ from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.tokens import Scope, TokenCreated, TokenList, TokenRecord, TokenRequest
 
-CACHE_SECONDS: Final = 2.0
+CACHE_TTL: Final = 2.0
+"""Seconds for which a token that was good is taken to be good."""
 CACHE_SIZE: Final = 1024
 MAX_SECRET: Final = 512
+"""Longest secret that is looked up, in characters."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,17 @@ class Principal:
 
 
 def new_secret(kind: str) -> str:
-    """A secret of 256 random bits; ``kind`` tells people what it opens."""
+    """Return a secret of 256 random bits; ``kind`` shows people what it opens."""
     return f"sbx{kind}_{secrets.token_urlsafe(32)}"
 
 
 def sha256_of(secret: str) -> str:
-    """What is stored of a secret.  It has 256 random bits, so a slow hash would add nothing."""
+    """Return what is stored of a secret. It has 256 random bits, so a slow hash would add nothing."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
 class TokenService:
-    """Needs no other service, so that ``sandboxes token`` can use it on the database alone.
+    """Makes and verifies tokens. Needs no other service: ``sandboxes token`` uses it on the database alone.
 
     A secret is found by its hash, so no comparison leaks how much of it was right.
     """
@@ -55,11 +57,11 @@ class TokenService:
         self._db = db
         self._clock = clock
         self._new_id = new_id
-        self._cache: OrderedDict[str, tuple[float, Token]] = OrderedDict()
+        self._cache: TTLCache[str, Token] = TTLCache(CACHE_SIZE, CACHE_TTL, timer=clock.monotonic)
         self._changes = 0
 
     async def make(self, request: TokenRequest) -> TokenCreated:
-        """A new token; the only time that its secret is told.
+        """Make a token. This is the only time that its secret is shown.
 
         Raises:
             ApiError: ``INVALID_REQUEST`` for scope ``node``: those come from registration only.
@@ -82,12 +84,12 @@ class TokenService:
         return TokenCreated(token=secret, record=token_record(token))
 
     async def all(self) -> TokenList:
-        """All tokens of people and programs, oldest first, revoked ones included."""
+        """Return all tokens of people and programs, oldest first, revoked ones included."""
         found = await self._db.read(tokens.of_people)
         return TokenList(tokens=[token_record(token) for token in found])
 
     async def revoke(self, token_id: str) -> TokenRecord:
-        """Ends it at once in this process, and within 2 s in others on the same database.  Idempotent.
+        """Revoke a token, at once in this process and within `CACHE_TTL` in others on the same database. Idempotent.
 
         Raises:
             ApiError: ``NOT_FOUND``.
@@ -105,7 +107,7 @@ class TokenService:
         return token_record(token)
 
     async def verify(self, secret: str) -> Principal:
-        """Whose secret it is.
+        """Return whose secret it is.
 
         Raises:
             ApiError: ``UNAUTHORIZED`` (unknown, expired or revoked).
@@ -120,7 +122,7 @@ class TokenService:
         return Principal(token.id, token.name, Scope(token.scope), token.node_id)
 
     async def verify_join_token(self, secret: str) -> None:
-        """Returns when it is a join token with which an instance may still register; it stays unused.
+        """Verify a join token with which an instance may still register; it stays unused.
 
         Raises:
             ApiError: as registration would.
@@ -129,7 +131,7 @@ class TokenService:
         await self._db.read(lambda session: valid_grant(session, digest, now))
 
     def forget(self) -> None:
-        """Empties the cache after tokens changed."""
+        """Empty the cache after tokens changed."""
         self._changes += 1
         self._cache.clear()
 
@@ -138,16 +140,13 @@ class TokenService:
             return None
         digest = sha256_of(secret)
         known = self._cache.get(digest)
-        if known is not None and known[0] > self._clock.monotonic():
-            return known[1]
+        if known is not None:
+            return known
         changes = self._changes
         token = await self._db.read(lambda session: tokens.of_secret(session, digest))
         # What was read before a change must not outlive it in the cache.
         if token is not None and changes == self._changes:
-            self._cache[digest] = (self._clock.monotonic() + CACHE_SECONDS, token)
-            self._cache.move_to_end(digest)
-            if len(self._cache) > CACHE_SIZE:
-                self._cache.popitem(last=False)
+            self._cache[digest] = token
         return token
 
 

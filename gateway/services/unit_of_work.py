@@ -1,7 +1,8 @@
-"""The only way to change a sandbox: write it, then tell everybody who reacts to changes.
+"""The only way to change a sandbox: write it in one transaction, then publish the change to everybody who reacts.
 
-Reactions follow from the new state alone.  So a gateway that starts tells itself all rows once, and everything that
-its predecessor left undone goes on.
+Reactions follow from the new state alone. So a gateway that starts publishes all unfinished rows once, and everything
+that its predecessor left undone goes on. Gateways that share a PostgreSQL learn of each other's changes by its change
+feed, and take over what one of them left when it died.
 """
 
 import asyncio
@@ -20,37 +21,43 @@ from gateway.store import sandboxes
 from gateway.store.db import Database
 
 T = TypeVar("T")
+Listener = Callable[[Sandbox], None]
+
+TAKEOVER_INTERVAL: Final = 30.0
+"""Seconds between two looks for work that another gateway may have left, which is older than this."""
+ASKED_WITHIN: Final = 90.0
+"""Seconds in which a wait is asked for again and that is written, while its gateway and its client live."""
 
 
 @dataclass(frozen=True)
 class Written(Generic[T]):
-    """What a transaction answers, and the sandboxes that it changed, as they now are."""
+    """The answer of a transaction, and the sandboxes that it changed, as they now are."""
 
     answer: T
     changed: tuple[Sandbox, ...] = ()
 
 
 class SandboxWatch:
-    """Somebody waits for changes of one sandbox."""
+    """Waits for changes of one sandbox."""
 
     def __init__(self) -> None:
         self.latest: Sandbox | None = None
         self._event = asyncio.Event()
 
-    def tell(self, sandbox: Sandbox) -> None:
-        """Takes in a change; one that was overtaken by another says nothing new."""
+    def notify(self, sandbox: Sandbox) -> None:
+        """Take in a change, unless a later one was taken in already."""
         if self.latest is not None and self.latest.version > sandbox.version:
             return
         self.latest = sandbox
         self._event.set()
 
     def newer_than(self, sandbox: Sandbox) -> Sandbox:
-        """The last change that was told, or ``sandbox`` where that is younger."""
+        """Return the latest change, or ``sandbox`` where that is younger."""
         latest = self.latest
         return latest if latest is not None and latest.version > sandbox.version else sandbox
 
     async def change(self, clock: AsyncClock, until: float) -> bool:
-        """Whether a change came (or had come since the last call) before the monotonic time ``until``."""
+        """Wait for a change since the last call; return whether one came before the monotonic time ``until``."""
         came = await wait_for_event(self._event, clock, until)
         self._event.clear()
         return came
@@ -63,40 +70,11 @@ class UnitOfWork:
         self.db = db
         self._background = background
         self._watches: dict[str, set[SandboxWatch]] = {}
-        self._listeners: list[Callable[[Sandbox], None]] = []
-        self._hearers: list[Callable[[Sandbox], None]] = []
-
-    def listen(self, listener: Callable[[Sandbox], None]) -> None:
-        """Calls ``listener`` with every sandbox that changed; it must not wait."""
-        self._listeners.append(listener)
-
-    def listen_to_others(self, hearer: Callable[[Sandbox], None]) -> None:
-        """Calls ``hearer`` with every sandbox that another gateway changed; it must not wait."""
-        self._hearers.append(hearer)
-
-    @contextmanager
-    def watch(self, sandbox_id: str) -> Iterator[SandboxWatch]:
-        """A watch on one sandbox.  Open it before the write whose consequences are waited for."""
-        watch = SandboxWatch()
-        self._watches.setdefault(sandbox_id, set()).add(watch)
-        try:
-            yield watch
-        finally:
-            watches = self._watches[sandbox_id]
-            watches.discard(watch)
-            if not watches:
-                del self._watches[sandbox_id]
-
-    def is_watched(self, sandbox_id: str) -> bool:
-        """Whether a caller waits for it now."""
-        return sandbox_id in self._watches
-
-    def watched(self) -> list[str]:
-        """All for which callers wait now."""
-        return list(self._watches)
+        self._listeners: list[Listener] = []
+        self._peer_listeners: list[Listener] = []
 
     async def commit(self, fn: Callable[[Session], Written[T]]) -> T:
-        """Runs ``fn`` in a write transaction and publishes what it changed, also when the caller goes away meanwhile.
+        """Run ``fn`` in a write transaction and publish what it changed, also when the caller is cancelled meanwhile.
 
         Raises:
             ApiError: as `Database.write`, and whatever ``fn`` raises; then nothing was written.
@@ -104,27 +82,20 @@ class UnitOfWork:
         return await self._background.finish(self._commit(fn), "commit")
 
     async def change(self, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
-        """Writes what ``decide`` makes of the present row; ``None`` when there is none or it decides for nothing."""
+        """Write what ``decide`` makes of the present row, and return the row as it then is.
+
+        ``decide`` returns ``None`` to leave the row alone. The answer is ``None`` when there is no row.
+        """
 
         def fn(session: Session) -> Written[Sandbox | None]:
-            after = sandboxes.change(session, sandbox_id, decide)
-            return Written(after, () if after is None else (after,))
+            row = sandboxes.get(session, sandbox_id)
+            after = None if row is None else decide(row)
+            if row is None or after is None:
+                return Written(row)
+            saved = sandboxes.save(session, row, after)
+            return Written(saved, (saved,))
 
         return await self.commit(fn)
-
-    def publish(self, sandbox: Sandbox) -> None:
-        """Tells of a change that was committed."""
-        self._tell(sandbox, self._listeners)
-
-    def hear(self, sandbox: Sandbox) -> None:
-        """Tells of a change that another gateway committed, which sees to what follows from it."""
-        self._tell(sandbox, self._hearers)
-
-    def _tell(self, sandbox: Sandbox, listeners: Iterable[Callable[[Sandbox], None]]) -> None:
-        for watch in self._watches.get(sandbox.id, ()):
-            watch.tell(sandbox)
-        for listener in listeners:
-            listener(sandbox)
 
     async def _commit(self, fn: Callable[[Session], Written[T]]) -> T:
         def announced(session: Session) -> Written[T]:
@@ -137,42 +108,79 @@ class UnitOfWork:
             self.publish(sandbox)
         return written.answer
 
+    # -- reactions ----------------------------------------------------------------------------------------------------
 
-TAKEOVER_INTERVAL: Final = 30.0
-"""Seconds between two looks for work that another gateway may have left, which is older than this."""
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener`` with every sandbox that changed here; it must not wait."""
+        self._listeners.append(listener)
 
-ASKED_WITHIN: Final = 90.0
-"""Seconds in which a wait is asked for again and that is written, while its gateway and its client live."""
+    def subscribe_to_peers(self, listener: Listener) -> None:
+        """Call ``listener`` with every sandbox that another gateway changed; it must not wait."""
+        self._peer_listeners.append(listener)
+
+    def publish(self, sandbox: Sandbox) -> None:
+        """Notify watches and listeners of a change that was committed."""
+        self._notify(sandbox, self._listeners)
+
+    def publish_from_peer(self, sandbox: Sandbox) -> None:
+        """Notify watches and listeners of a change by another gateway, which sees to what follows from it."""
+        self._notify(sandbox, self._peer_listeners)
+
+    @contextmanager
+    def watch(self, sandbox_id: str) -> Iterator[SandboxWatch]:
+        """Watch one sandbox. Open it before the write whose consequences are waited for."""
+        watch = SandboxWatch()
+        self._watches.setdefault(sandbox_id, set()).add(watch)
+        try:
+            yield watch
+        finally:
+            watches = self._watches[sandbox_id]
+            watches.discard(watch)
+            if not watches:
+                del self._watches[sandbox_id]
+
+    def is_watched(self, sandbox_id: str) -> bool:
+        """Return whether a caller waits for the sandbox now."""
+        return sandbox_id in self._watches
+
+    def watched(self) -> list[str]:
+        """Return the ids of all sandboxes for which callers wait now."""
+        return list(self._watches)
+
+    def _notify(self, sandbox: Sandbox, listeners: Iterable[Listener]) -> None:
+        for watch in self._watches.get(sandbox.id, ()):
+            watch.notify(sandbox)
+        for listener in listeners:
+            listener(sandbox)
 
 
 class Peers:
-    """Listens to them, and steps in for those that died.  Has nothing to do on SQLite, which has one gateway."""
+    """The other gateways on the same PostgreSQL. On SQLite there are none, and nothing here runs."""
 
     def __init__(self, uow: UnitOfWork, clock: AsyncClock) -> None:
         self._uow = uow
         self._clock = clock
 
-    async def listen(self) -> None:
-        """Passes on what others change, until the connection is lost."""
+    async def follow_changes(self) -> None:
+        """Publish what others change, until the connection is lost."""
         async with aclosing(self._uow.db.notices()) as notices:
             async for ids in notices:
-                # None: it only now listens, and whatever somebody waits for may have happened before.
+                # None: the feed begins only now, and whatever somebody waits for may have happened before.
                 rows = partial(_rows, names=self._uow.watched() if ids is None else ids)
                 for sandbox in await self._uow.db.read(rows):
-                    self._uow.hear(sandbox)
+                    self._uow.publish_from_peer(sandbox)
 
     async def take_over(self) -> None:
-        """Drives on what nobody has driven on for a while, for ever.
+        """Drive on what nobody has driven on for a while, for ever.
 
         Its own gateway may still be at it: orders are idempotent, and the same order to a node joins the first one.
         """
         while True:
             await self._clock.sleep(TAKEOVER_INTERVAL)
-            if self._uow.db.shared:
-                for sandbox in await self._uow.db.read(self._left):
-                    self._uow.publish(sandbox)
+            for sandbox in await self._uow.db.read(self._left_behind):
+                self._uow.publish(sandbox)
 
-    def _left(self, session: Session) -> list[Sandbox]:
+    def _left_behind(self, session: Session) -> list[Sandbox]:
         now = self._clock.now()
         changed, asked = now - timedelta(seconds=TAKEOVER_INTERVAL), now - timedelta(seconds=ASKED_WITHIN)
         return sandboxes.left_behind(session, now, changed, asked)

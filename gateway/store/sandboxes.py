@@ -1,6 +1,6 @@
 """Read and write sandboxes: plain functions over a session, for use inside `Database.read` and `Database.write`."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import lru_cache
@@ -63,13 +63,6 @@ def save(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
     if before.batch is not None and after.batch is None:
         capacity.give_back(session, before.batch)
     return written
-
-
-def change(session: Session, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
-    """Write what ``decide`` makes of the present row; ``None`` when there is no row or it stays as it is."""
-    before = get(session, sandbox_id)
-    after = None if before is None else decide(before)
-    return None if before is None or after is None else save(session, before, after)
 
 
 def _write(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:

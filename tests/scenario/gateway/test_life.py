@@ -139,9 +139,11 @@ async def test_a_jump_of_the_wall_clock_deletes_nothing(here: World) -> None:
 async def test_a_ttl_also_ends_a_wait(here: World) -> None:
     create = asyncio.create_task(here.services.sandboxes.create(spec(ttl_seconds=5)))
     await here.until("a", S.PENDING)
+    await here.moved.someone_sleeps(5)
     here.moved.advance(5)
-    with pytest.raises(ApiError, match="ttl"):
+    with pytest.raises(ApiError) as caught:
         await create
+    assert (caught.value.code, caught.value.details["reason"]) == (ErrorCode.SANDBOX_NOT_RUNNING, DeathReason.TTL)
 
 
 async def test_an_idle_sandbox_is_deleted_when_its_node_says_that_nothing_runs_in_it(here: World) -> None:

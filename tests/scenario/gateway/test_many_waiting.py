@@ -82,7 +82,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
 async def look_once(world: World) -> None:
     """One look of the scheduler, to its end."""
-    await world.services.internals.context.scheduler._place()
+    await world.services.internals.context.scheduler.place_waiting()
 
 
 async def grown(world: World, node: FakeNode, slots: int) -> None:
@@ -118,7 +118,7 @@ async def test_a_look_costs_what_can_be_placed(here: World, count: int, monkeypa
 
 
 async def test_all_get_their_turn_in_batches(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "BATCH", 7)
+    monkeypatch.setattr(scheduler, "MAX_BATCH", 7)
     node = await here.join(total=FULL)
     names = await crowd(here, 30)
     await grown(here, node, 1000)
@@ -129,7 +129,7 @@ async def test_all_get_their_turn_in_batches(here: World, monkeypatch: pytest.Mo
 async def test_those_that_the_node_refused_hold_up_nobody_behind_them(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "BATCH", 2)
+    monkeypatch.setattr(scheduler, "MAX_BATCH", 2)
     node = await here.join(total=FULL)
     names = await crowd(here, 12)
     here.fleet.fail("create", *[ApiError(ErrorCode.NODE_REFUSED, "not this one")] * 6)
@@ -158,7 +158,7 @@ async def test_what_waited_before_an_update_is_placed_like_the_others(here: Worl
 async def test_creates_beyond_the_seats_are_taken_in_and_come_back_later(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MOST_WAITS", 2)
+    monkeypatch.setattr(service, "MAX_WAITS", 2)
     monkeypatch.setattr(service, "RETRIES_PER_SECOND", 1)
     node = await here.join(total=FULL)
     seated = [asyncio.create_task(here.services.sandboxes.create(spec(name))) for name in ("a", "b")]

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from gateway.errors import ApiError
-from gateway.services.tasks import RESTART_AFTER
+from gateway.services.tasks import LOOP_RETRY
 from gateway.services.unit_of_work import TAKEOVER_INTERVAL
 from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
@@ -55,7 +55,7 @@ def cut_off(url: str) -> None:
 async def test_a_gateway_that_was_cut_off_listens_again(pair: tuple[World, World], postgres_url: str) -> None:
     one, two = pair
     await asyncio.to_thread(cut_off, postgres_url)
-    await both_listen(postgres_url, lambda: one.moved.advance(RESTART_AFTER))
+    await both_listen(postgres_url, lambda: one.moved.advance(LOOP_RETRY))
     create = asyncio.create_task(one.services.sandboxes.create(spec()))
     await one.until("a", S.PENDING)
     await two.join()

@@ -80,7 +80,7 @@ async def test_the_second_call_asks_the_store_nothing_and_the_first_after_a_whil
         before = db.transactions
         assert [await call(here) for _ in range(50)] == [1] * 50
         assert db.transactions == before
-        here.moved.advance(route_cache.KEPT_SECONDS)
+        here.moved.advance(route_cache.TTL)
         await call(here)
         assert db.transactions == before + 1
 
@@ -183,7 +183,7 @@ async def test_what_was_read_before_a_change_is_not_kept_after_it(tmp_path: Path
 
 
 async def test_no_more_than_so_many_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route_cache, "MOST_KEPT", 2)
+    monkeypatch.setattr(route_cache, "MAX_ROUTES", 2)
     async with watched(tmp_path) as (here, db):
         await here.join()
         for name in ("a", "b", "c"):

@@ -243,7 +243,7 @@ class World:
                 latest.append(sandbox)
                 changed.set()
 
-        uow.listen(listen)
+        uow.subscribe(listen)
         row = await uow.db.read(lambda session: sandboxes.get(session, sandbox_id))
         while row is None or row.state not in states:
             await changed.wait()

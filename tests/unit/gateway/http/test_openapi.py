@@ -9,7 +9,7 @@ from docs import api
 from gateway.http.app import MAX_CREATES, MAX_REQUESTS, STOP_GRACE, route_table, routes_only
 from gateway.http.middleware import BODY_IDLE
 from gateway.http.proxy import CLIENT_IDLE
-from gateway.services.sandboxes import MOST_WAITS, RETRIES_PER_SECOND
+from gateway.services.sandboxes import MAX_WAITS, RETRIES_PER_SECOND
 
 
 def refs(value: Any) -> Iterator[str]:
@@ -80,7 +80,7 @@ def test_numbers_in_the_prose_are_those_of_the_code() -> None:
     page = api.PAGE.read_text()
     assert f"{MAX_REQUESTS} calls at once" in page
     assert f"{MAX_CREATES} creates among them" in page
-    assert f"{MOST_WAITS} creates wait" in page
+    assert f"{MAX_WAITS} creates wait" in page
     assert ("with 10000 waiting,\n100 s" in page) == (RETRIES_PER_SECOND == 100)
     assert ("for two minutes is cut off" in page) == (BODY_IDLE == CLIENT_IDLE == 120)
     assert ("calls get two seconds" in page) == (STOP_GRACE == 2)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.services.tasks import RETRY_AFTER, Background, Deadlines, wait_for_event
+from gateway.services.tasks import DEADLINE_RETRY, Background, Deadlines, wait_for_event
 from tests.scenario.gateway.world import MovedClock
 
 
@@ -47,8 +47,8 @@ async def test_a_deadline_that_breaks_is_tried_again_and_holds_up_nobody() -> No
     rig.deadlines.set("a", rig.at(0))
     rig.deadlines.set("b", rig.at(0))
     assert {await rig.due.get(), await rig.due.get()} == {"a", "b"}
-    await rig.clock.someone_sleeps(RETRY_AFTER)
-    rig.clock.advance(RETRY_AFTER)
+    await rig.clock.someone_sleeps(DEADLINE_RETRY)
+    rig.clock.advance(DEADLINE_RETRY)
     assert await rig.due.get() == "a"
     task.cancel()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ApiError
-from gateway.services.assembly import random_id
+from gateway.services.tasks import random_id
 from gateway.services.tokens import TokenService
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
