@@ -108,17 +108,17 @@ class Sessions:
                 f"{len(self._runners)} processes run on this node, its most; try again when one has ended",
             )
         session = self._new(sandbox_id, order)
-        wish = order.exec
-        command = ExecCommand(tuple(wish.command), wish.env, wish.working_dir, wish.user, wish.stdin)
-        stdin = StdinBuffer(self._stdin_room) if wish.stdin else None
-        runner = Runner(session, partial(runtime.exec, sandbox_id, command), stdin, wish.timeout_seconds)
+        request = order.exec
+        command = ExecCommand(tuple(request.command), request.env, request.working_dir, request.user, request.stdin)
+        stdin = StdinBuffer(self._stdin_room) if request.stdin else None
+        runner = Runner(session, partial(runtime.exec, sandbox_id, command), stdin, request.timeout_seconds)
         self._sessions[session.id] = session
         self._runners[session.id] = runner
         threading.Thread(
             target=runner.run, args=(self._find_death, self._done), name=f"exec-{session.id}", daemon=True
         ).start()
-        if wish.timeout_seconds is not None:
-            self._running_loop.call_later(wish.timeout_seconds, self._expire, runner, wish.timeout_seconds)
+        if request.timeout_seconds is not None:
+            self._running_loop.call_later(request.timeout_seconds, self._expire, runner, request.timeout_seconds)
         return session
 
     async def write(self, session_id: str, data: bytes, *, eof: bool) -> Session:
@@ -190,21 +190,21 @@ class Sessions:
 
     def _new(self, sandbox_id: str, order: ExecOrder) -> Session:
         now = datetime.now(UTC)
-        wish = order.exec
+        request = order.exec
         first = ExecSession(
             id=order.session_id,
             sandbox_id=sandbox_id,
             generation=order.generation,
-            command=wish.command,
-            working_dir=wish.working_dir,
+            command=request.command,
+            working_dir=request.working_dir,
             status=ExecStatus.RUNNING,
-            stdin_open=wish.stdin,
+            stdin_open=request.stdin,
             created_at=now,
             updated_at=now,
         )
         history = None
         try:
-            history = self._store.open(order.session_id, wish.max_output_bytes)
+            history = self._store.open(order.session_id, request.max_output_bytes)
             session = Session(first, history, self._store.meta(order.session_id), Bell(self._running_loop))
             session.save()
         except OSError as error:

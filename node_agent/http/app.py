@@ -6,6 +6,7 @@ the framework's own base class for middleware buffers and slows them.
 
 import hmac
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -31,7 +32,7 @@ from node_agent.http.routes.files import FileTransfer
 log = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = frozenset({"/healthz"})
-FILES_SUFFIX: Final = "/files"
+FILE_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/files")
 CLIENT_GONE: Final = 499  # nobody reads it
 
 
@@ -50,7 +51,7 @@ def build_app(
 
     Args:
         parts: what the routes work with.
-        control_token: returns the token that callers have to show; ``None`` lets nobody in.
+        control_token: returns the token that callers have to show; ``None`` refuses every call.
         standing: returns what the health check answers.
     """
     app = FastAPI(title="Sandbox node", docs_url=None, redoc_url=None, openapi_url=None)
@@ -93,9 +94,7 @@ class Authenticate:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._authentic(scope):
             await self._app(scope, receive, send)
             return
-        message = (
-            "show the node's control token as 'Authorization: Bearer …'; it was told to the gateway at registration"
-        )
+        message = "show the node's control token as 'Authorization: Bearer …'; the gateway got it at registration"
         response = _error_response(NodeError(ErrorCode.UNAUTHORIZED, message))
         response.headers["www-authenticate"] = "Bearer"
         await response(scope, receive, send)
@@ -119,7 +118,7 @@ class LimitBody:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        bound = limits.MAX_FILE_BODY if scope["path"].endswith(FILES_SUFFIX) else limits.MAX_JSON_BODY
+        bound = limits.MAX_FILE_BODY if FILE_PATH.fullmatch(scope["path"]) else limits.MAX_JSON_BODY
         announced = Headers(scope=scope).get("content-length", "0")
         if announced.isdecimal() and int(announced) > bound:
             await _error_response(_too_large(bound))(scope, receive, send)

@@ -17,7 +17,7 @@ readonly BUNDLE=$PREFIX/bundle
 
 say() { printf 'sandbox-fleet: %s\n' "$*" >&2; }
 
-# Notes when a stage was reached, in seconds from the start of the kernel; the node agent tells the gateway.
+# Notes when a stage was reached, in seconds from the start of the kernel; the node agent reports them to the gateway.
 stage() { printf '%s %s\n' "$1" "$(cut -d' ' -f1 /proc/uptime)" >>"$RUN/boot-stages"; }
 
 # Files of the bundle, each whole or not at all. Python, because every image with cloud-init has it, and not all have

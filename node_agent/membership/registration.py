@@ -1,4 +1,4 @@
-"""How the node becomes one of its gateway's: it introduces itself once, with a join token, and keeps what it is told.
+"""How the node becomes one of its gateway's: it introduces itself once, with a join token, and keeps the answer.
 
 The identity lies in a file that only root reads.  With it a restart needs no token; a gateway that no longer knows it
 makes the node register anew, which takes a new token.
@@ -71,7 +71,7 @@ class IdentityFile:
         return kept
 
     def save(self, identity: Identity) -> None:
-        """Keep the identity, also over a power cut: its credentials are told once.
+        """Keep the identity, also over a power cut: its credentials are shown once.
 
         Raises:
             OSError: it could not be written.
@@ -164,7 +164,7 @@ class NodeRegistration:
         try:
             self._file.save(identity)
         except OSError as error:
-            # The node works with what it was told; only the next start will need another token.
+            # The node works with what it holds; only the next start will need another token.
             log.error("the node's identity could not be kept: %s", error)
         self.identity, self._refused = identity, False
         self._client = self._connect(self._gateway_url, identity.credential)
@@ -172,15 +172,15 @@ class NodeRegistration:
         return answer
 
     def _join_token(self) -> str:
-        wish = f"put a new join token into {self._join_token_file or 'a file and name it in join_token_file'}"
+        cure = f"put a new join token into {self._join_token_file or 'a file and name it in join_token_file'}"
         if self._join_token_file is None:
-            raise CannotRegisterError(f"this node is not registered and has no join token: {wish}")
+            raise CannotRegisterError(f"this node is not registered and has no join token: {cure}")
         try:
             token = self._join_token_file.read_text().strip()
         except OSError as error:
-            raise CannotRegisterError(f"this node is not registered: {error}; {wish}") from error
+            raise CannotRegisterError(f"this node is not registered: {error}; {cure}") from error
         if not token or (self.identity is not None and _digest(token) == self.identity.join_token_sha256):
-            raise CannotRegisterError(f"the gateway refused this node and its join token is used up: {wish}")
+            raise CannotRegisterError(f"the gateway refused this node and its join token is used up: {cure}")
         return token
 
 

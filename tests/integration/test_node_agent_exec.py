@@ -14,10 +14,13 @@ import pytest
 import requests
 
 from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
+from node_agent.errors import RuntimeFailure
 from node_agent.exec import sessions
 from tests.fakes.node import NodeUnderTest, served
 from tests.fakes.node_fixtures import box, fresh, node
+from tests.fakes.runtime import FakeProcess
 from tests.waiting import wait_until
 
 __all__ = ["box", "fresh", "node"]
@@ -155,6 +158,22 @@ def test_a_signal_before_the_engine_has_started_the_process_reaches_it(node: Nod
         node.runtime.controls.exec_gate = None
         gate.set()
     assert all_events(node, session)[-1]["exit_code"] == 143
+
+
+def test_a_signal_that_the_engine_cannot_deliver_is_the_engines_error(
+    node: NodeUnderTest, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = started(node.exec(box, ["sleep", "60"], wait=0))["session"]["id"]
+    assert node.events(session)["events"]  # the process has begun
+
+    def refuse(_process: FakeProcess, _number: int) -> None:
+        raise RuntimeFailure(ErrorCode.BUSY, "the engine is busy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeProcess, "signal", refuse)
+        answer = node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 15})
+    assert (answer.status_code, answer.json()["code"]) == (503, "busy")
+    assert node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 9}).status_code == 200
 
 
 def test_a_background_child_does_not_hold_the_exec(node: NodeUnderTest, box: str) -> None:

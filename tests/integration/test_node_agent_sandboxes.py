@@ -234,7 +234,9 @@ def test_an_unknown_sandbox_is_not_found(node: NodeUnderTest) -> None:
         ("GET", "files?path=x"),
         ("PUT", "files?path=x"),
     ):
-        assert code(node.call(method, f"/v1/sandboxes/nobody/{path}", data=b"")) == (404, "sandbox_not_found")
+        answer = node.call(method, f"/v1/sandboxes/nobody/{path}", data=b"")
+        assert code(answer) == (404, "sandbox_not_found")
+        assert answer.json()["sandbox_id"] == "nobody"
 
 
 @pytest.mark.parametrize(
@@ -265,12 +267,13 @@ def test_a_delete_needs_a_generation(node: NodeUnderTest, query: str) -> None:
     assert answer.json()["fields"][0]["field"] == "generation"
 
 
-def test_a_body_over_the_bound_is_refused_announced_or_not(node: NodeUnderTest) -> None:
+@pytest.mark.parametrize("sandbox_id", ["box", "files"])
+def test_a_body_over_the_bound_is_refused_announced_or_not(node: NodeUnderTest, sandbox_id: str) -> None:
     too_much = 17 * 1024 * 1024
-    answer = node.call("PUT", "/v1/sandboxes/box", data=b" " * too_much)
+    answer = node.call("PUT", f"/v1/sandboxes/{sandbox_id}", data=b" " * too_much)
     assert code(answer) == (413, "payload_too_large")
     pieces = (b" " * 65536 for _ in range(too_much // 65536))
-    assert code(node.call("PUT", "/v1/sandboxes/box", data=pieces)) == (413, "payload_too_large")
+    assert code(node.call("PUT", f"/v1/sandboxes/{sandbox_id}", data=pieces)) == (413, "payload_too_large")
 
 
 def test_every_route_but_the_health_check_wants_the_control_token(node: NodeUnderTest) -> None:

@@ -72,9 +72,9 @@ async def events(
 
 
 @router.post("/v1/exec/{session_id}/stdin")
-async def stdin(session_id: str, parts: Parts, wish: StdinRequest = json_body(StdinRequest)) -> Response:
+async def stdin(session_id: str, parts: Parts, request: StdinRequest = json_body(StdinRequest)) -> Response:
     """Feed the process; after its end input is dropped."""
-    session = await parts.sessions.write(session_id, wish.to_bytes(), eof=wish.eof)
+    session = await parts.sessions.write(session_id, request.to_bytes(), eof=request.eof)
     return json_response(ExecEnvelope(session=session.snapshot()))
 
 
@@ -86,9 +86,9 @@ async def close_stdin(session_id: str, parts: Parts) -> Response:
 
 
 @router.post("/v1/exec/{session_id}/signal")
-async def signal(session_id: str, parts: Parts, wish: SignalRequest = json_body(SignalRequest)) -> Response:
+async def signal(session_id: str, parts: Parts, request: SignalRequest = json_body(SignalRequest)) -> Response:
     """Send a signal to the process group."""
-    session = await parts.sessions.signal(session_id, wish.signal)
+    session = await parts.sessions.signal(session_id, request.signal)
     return json_response(ExecEnvelope(session=session.snapshot()))
 
 

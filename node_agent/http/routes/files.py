@@ -40,7 +40,7 @@ class FileTransfer:
 async def _upload(request: Request, target: SandboxFile, send: Send) -> None:
     announced = request.headers.get("content-length", "")
     if not announced.isdecimal():
-        raise bad_field("Content-Length", "must be sent: it is how a file that was cut short is told from a whole one")
+        raise bad_field("Content-Length", "must be sent: a file that was cut short shows by it")
     size = int(announced)
     more = True
 
