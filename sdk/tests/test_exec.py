@@ -10,7 +10,8 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecRequest
 from gateway.wire.states import ExecStatus
-from tests.fakes.gateway import Drop, Gateway, Output, Program, Reply, error
+from tests.fakes.gateway import Gateway, Output, Program, error
+from tests.fakes.scripted import Drop, Reply
 from ucloud_sandboxes_sdk import (
     ExecEventHistoryLostError,
     ExecHandle,

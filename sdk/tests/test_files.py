@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.wire.errors import ErrorCode
-from tests.fakes.gateway import Gateway, Reply, error
+from tests.fakes.gateway import Gateway, error
+from tests.fakes.scripted import Reply
 from ucloud_sandboxes_sdk import (
     FileNotFoundInSandboxError,
     IsADirectoryInSandboxError,

@@ -3,7 +3,8 @@
 import pytest
 
 from gateway.wire.errors import ErrorCode
-from tests.fakes.gateway import Drop, Gateway, error
+from tests.fakes.gateway import Gateway, error
+from tests.fakes.scripted import Drop
 from ucloud_sandboxes_sdk import (
     CreateProgress,
     Image,

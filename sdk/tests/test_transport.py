@@ -8,7 +8,8 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecRequest
-from tests.fakes.gateway import Drop, Gateway, Reply, error
+from tests.fakes.gateway import Gateway, error
+from tests.fakes.scripted import Drop, Reply
 from ucloud_sandboxes_sdk import (
     BusyError,
     DeadlineExceededError,

@@ -1,7 +1,7 @@
-"""A small gateway in memory on a real socket, for tests of its clients.
+"""A small gateway in memory on a real socket, for tests of its clients: SDK, command line and node agent.
 
-It speaks the public API with the wire models, runs no processes (``program`` says what a command does), and can be
-told to misbehave: `Gateway.next` queues what it does instead of its own answer, one entry a call.
+It speaks the public API and the nodes' API with the wire models, runs no processes (``program`` says what a command
+does), and can be told to misbehave: `Gateway.next` queues what it does instead of its own answer, one entry a call.
 """
 
 import base64
@@ -18,13 +18,14 @@ from pydantic import ValidationError
 
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
 from gateway.wire.exec import ExecEvent, ExecEvents, ExecRequest, ExecSession, StdinRequest, StreamLine
+from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest
 from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
 from gateway.wire.states import ExecStatus, SandboxState
-from tests.fakes.scripted import Drop, Recorded, Reply, ScriptedServer
-
-__all__ = ["TOKEN", "Drop", "Gateway", "Output", "Program", "Recorded", "Reply", "error", "sandbox_record"]
+from tests.fakes.scripted import Recorded, Reply, ScriptedServer
 
 TOKEN = "test-token"
+CREDENTIAL = "credential"
+CONTROL_TOKEN = "control"
 
 Output = list[tuple[str, bytes]]
 Program = Callable[[ExecRequest, bytes], tuple[Output, int]]
@@ -97,8 +98,16 @@ class Gateway:
         self.program: Program = echo
         self.open_session = False
         """Keeps sessions running until they get a signal."""
+        self.registered: list[RegisterRequest] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.node_tokens: list[str] = []
+        """The bearer of each call of a node."""
+        self.node_failures: list[Reply] = []
+        """Each call of a node gets one of these instead of its answer."""
+        self.wanted = HeartbeatAnswer(heartbeat_seconds=5.0)
+        """Answer to heartbeats."""
         self._queued: dict[tuple[str, str], list[Reply]] = {}
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._server = ScriptedServer(self.reply)
 
     @property
@@ -125,9 +134,23 @@ class Gateway:
         """The calls that arrived for such a path."""
         return [r for r in self.requests if r.method == method and re.search(path + "$", r.path)]
 
+    def wait_for(self, what: str, ready: Callable[[], object], seconds: float = 10.0) -> None:
+        """Wait until ``ready()`` holds after a call of a client."""
+        with self._changed:
+            assert self._changed.wait_for(ready, seconds), what
+
+    def reported(self, sandbox_id: str) -> str | None:
+        """Return the state of a sandbox in the newest heartbeat."""
+        if not self.heartbeats:
+            return None
+        return next((i.state.value for i in self.heartbeats[-1].inventory if i.sandbox_id == sandbox_id), None)
+
     def reply(self, request: Recorded) -> Reply:
-        with self._lock:
+        with self._changed:
+            self._changed.notify_all()
             self.requests.append(request)
+            if request.path.startswith("/v1/nodes/"):
+                return self._node(request)
             for (method, path), queue in self._queued.items():
                 if queue and method == request.method and re.search(path + "$", request.path):
                     return queue.pop(0)
@@ -153,6 +176,19 @@ class Gateway:
             case ["v1", "exec", session, *rest]:
                 return self._session(session, rest[0] if rest else "", request)
         raise RefusedError(ErrorCode.NOT_FOUND, f"no route {request.path}")
+
+    def _node(self, request: Recorded) -> Reply:
+        self.node_tokens.append(request.headers["authorization"].removeprefix("Bearer "))
+        if self.node_failures:
+            return self.node_failures.pop(0)
+        if request.path.endswith("/heartbeat"):
+            self.heartbeats.append(Heartbeat.model_validate_json(request.body))
+            return Reply(body=self.wanted.model_dump_json().encode())
+        self.registered.append(RegisterRequest.model_validate_json(request.body))
+        answer = RegisterAnswer(
+            node_id="node-1", credential=CREDENTIAL, control_token=CONTROL_TOKEN, heartbeat_seconds=5.0
+        )
+        return Reply(201, answer.model_dump_json().encode())
 
     def _sandbox(self, name: str, verb: str, request: Recorded) -> Reply:
         if not verb and request.method == "DELETE":

@@ -1,86 +1,24 @@
 """A node agent over the fake runtime, served for real on loopback by a thread of the test's process."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 import requests
 
-from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest
+from gateway.client import GatewayClient
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.main import NodeAgent, serve
 from node_agent.membership.registration import Connect
 from node_agent.settings import NodeSettings
 from node_agent.startup import Factory, listen, node_url, probe_engines
+from tests.fakes.gateway import CONTROL_TOKEN, Gateway
 from tests.fakes.runtime import FakeRuntime
-
-CONTROL_TOKEN = "control"
-
-
-@dataclass
-class FakeGateway:
-    """The gateway as a node agent sees it.  Every list grows; `news` is set at each call."""
-
-    registered: list[RegisterRequest] = field(default_factory=list)
-    heartbeats: list[Heartbeat] = field(default_factory=list)
-    tokens: list[str] = field(default_factory=list)
-    answer: HeartbeatAnswer = field(default_factory=lambda: HeartbeatAnswer(heartbeat_seconds=5.0))
-    errors: list[Exception] = field(default_factory=list)
-    """Each call takes one of these and fails with it."""
-    condition: threading.Condition = field(default_factory=threading.Condition)
-
-    def connect(self, url: str, token: str) -> "FakeClient":
-        """A client with this token."""
-        return FakeClient(self, token)
-
-    def wait_for(self, what: str, ready: object, seconds: float = 10.0) -> None:
-        """Waits until ``ready()`` holds after a call of the node."""
-        assert callable(ready)
-        with self.condition:
-            assert self.condition.wait_for(ready, seconds), what
-
-    def seen(self, sandbox_id: str) -> str | None:
-        """State of a sandbox in the newest heartbeat."""
-        if not self.heartbeats:
-            return None
-        return next((i.state.value for i in self.heartbeats[-1].inventory if i.sandbox_id == sandbox_id), None)
-
-
-class FakeClient:
-    """Stands in for `gateway.client.GatewayClient`."""
-
-    def __init__(self, gateway: FakeGateway, token: str) -> None:
-        self._gateway = gateway
-        self._token = token
-
-    def register(self, request: RegisterRequest) -> RegisterAnswer:
-        """See the client."""
-        self._call()
-        with self._gateway.condition:
-            self._gateway.registered.append(request)
-            self._gateway.condition.notify_all()
-        return RegisterAnswer(
-            node_id="node-1", credential="credential", control_token=CONTROL_TOKEN, heartbeat_seconds=5.0
-        )
-
-    def heartbeat(self, node_id: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """See the client."""
-        self._call()
-        with self._gateway.condition:
-            self._gateway.heartbeats.append(heartbeat)
-            self._gateway.condition.notify_all()
-            return self._gateway.answer
-
-    def _call(self) -> None:
-        with self._gateway.condition:
-            self._gateway.tokens.append(self._token)
-            self._gateway.condition.notify_all()
-            if self._gateway.errors:
-                raise self._gateway.errors.pop(0)
 
 
 @dataclass
@@ -90,7 +28,7 @@ class NodeUnderTest:
     url: str
     node: NodeAgent
     runtime: FakeRuntime
-    gateway: FakeGateway
+    gateway: Gateway
     session: requests.Session
 
     def call(self, method: str, path: str, **options: object) -> requests.Response:
@@ -140,37 +78,49 @@ def served(
     root: Path,
     *,
     runtime: FakeRuntime | None = None,
-    gateway: FakeGateway | None = None,
-    connect: Connect | None = None,
+    gateway: Gateway | None = None,
+    connect: Connect = GatewayClient,
     factories: Mapping[RuntimeName, Factory] | None = None,
     given: Mapping[str, object] | None = None,
 ) -> Iterator[NodeUnderTest]:
-    """A node that has registered; it ends, and leaves its sandboxes, at the end of the block.
+    """Serve a node that ends, and leaves its sandboxes, at the end of the block.
 
-    Its engine is ``runtime``, or what ``factories`` make.
+    Args:
+        root: the node's directory.
+        runtime: its engine; ``None`` is a new one below ``root``.
+        gateway: a running fake; ``None`` starts one, and waits for the first heartbeat.
+        connect: makes the node's client of the gateway.
+        factories: its engines, instead of ``runtime``.
+        given: settings; with a ``gateway_url`` among them the node's gateway is that one.
     """
     root.mkdir(parents=True, exist_ok=True)
-    gateway = gateway or FakeGateway()
     if runtime is None:
         runtime = FakeRuntime(root / "fake")
-    settings = node_settings(root, **(given or {}))
-    listener = listen(settings.host, settings.port)
-    engines = probe_engines(settings, factories or {"runsc": lambda _: runtime})
-    node = NodeAgent(settings, engines, node_url(settings, listener), connect or gateway.connect)
+    with ExitStack() as stack:
+        gateway = gateway or stack.enter_context(Gateway())
+        settings = node_settings(root, **({"gateway_url": gateway.url} | dict(given or {})))
+        listener = stack.enter_context(listen(settings.host, settings.port))
+        engines = probe_engines(settings, factories or {"runsc": lambda _: runtime})
+        url = node_url(settings, listener)
+        node = NodeAgent(settings, engines, url, connect)
+        stack.enter_context(_running(node, settings, listener))
+        session = stack.enter_context(requests.Session())
+        session.headers["Authorization"] = f"Bearer {CONTROL_TOKEN}"
+        if settings.gateway_url == gateway.url and not gateway.node_failures:
+            gateway.wait_for("the first heartbeat", lambda: gateway.heartbeats)
+        yield NodeUnderTest(url, node, runtime, gateway, session)
+
+
+@contextmanager
+def _running(node: NodeAgent, settings: NodeSettings, listener: socket.socket) -> Iterator[None]:
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(node, settings, listener, stop),))
     thread.start()
-    session = requests.Session()
-    session.headers["Authorization"] = f"Bearer {CONTROL_TOKEN}"
     try:
-        if connect is None:
-            gateway.wait_for("the first heartbeat", lambda: gateway.heartbeats)
-        yield NodeUnderTest(node_url(settings, listener), node, runtime, gateway, session)
+        yield
     finally:
-        session.close()
         loop.call_soon_threadsafe(stop.set)
         thread.join(30)
-        listener.close()
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
 

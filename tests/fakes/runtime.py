@@ -74,6 +74,7 @@ class FakeProcess(ExecProcess):
         assert popen.stdout and popen.stderr
         self._streams = {popen.stdout.fileno(): Stream.STDOUT, popen.stderr.fileno(): Stream.STDERR}
         self._pidfd = os.pidfd_open(popen.pid)
+        _reap(popen)
         if popen.stdin is not None:
             os.set_blocking(popen.stdin.fileno(), False)  # a write takes what there is room for, and can be ended
         self._wake, self._closer = os.pipe()
@@ -141,8 +142,6 @@ class FakeProcess(ExecProcess):
                     stream.close()
             for descriptor in (self._pidfd, self._wake, self._closer):
                 os.close(descriptor)
-        if self._popen.poll() is None:
-            threading.Thread(target=self._popen.wait, daemon=True).start()
 
 
 class FakeRuntime(SandboxRuntime):
@@ -310,7 +309,7 @@ class FakeRuntime(SandboxRuntime):
             start_new_session=True,
         )
         _write(home / "pid", str(popen.pid))
-        threading.Thread(target=popen.wait, daemon=True).start()  # reaps it while this process lives
+        _reap(popen)
 
     def _read(self, sandbox_id: str) -> Found | None:
         home = self._home(sandbox_id)
@@ -380,6 +379,11 @@ def _readable(descriptors: list[int], *, wait: bool = True, writable: int | None
     if writable is not None:
         poll.register(writable, select.POLLOUT)
     return [descriptor for descriptor, _ in poll.poll(None if wait else 0)]
+
+
+def _reap(popen: "subprocess.Popen[bytes]") -> None:
+    """Wait for the process on a thread of its own, so that it leaves no zombie however its agent ends."""
+    threading.Thread(target=popen.wait, daemon=True).start()
 
 
 def _alive(pid: int) -> bool:

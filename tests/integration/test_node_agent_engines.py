@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from gateway.wire.nodes import HeartbeatAnswer
 from gateway.wire.states import DeathReason
 from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
 from node_agent.startup import FACTORIES
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
 from tests.engines.images import TestImages
-from tests.fakes.node import FakeGateway, NodeUnderTest, node_settings, served
+from tests.fakes.node import NodeUnderTest, node_settings, served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -128,12 +129,13 @@ def test_a_restart_of_the_agent_adopts_real_sandboxes(place: Place, runtime: str
             wish = {"runtime": runtime, "isolation": isolation, "image": place.image, "command": first_process}
             answer = first.create(sandbox_id, **wish)  # type: ignore[arg-type]
             assert answer.status_code == 200, answer.text
-        gateway = FakeGateway(answer=FakeGateway().answer.model_copy(update={"heartbeat_seconds": 3600.0}))
-        with served(root, factories=FACTORIES, given=place.given, gateway=gateway) as second:
-            assert gateway.seen(sandbox_id) == "running"
+        with served(root, factories=FACTORIES, given=place.given) as second:
+            gateway = second.gateway
+            gateway.wanted = HeartbeatAnswer(heartbeat_seconds=3600.0)
+            assert gateway.reported(sandbox_id) == "running"
             assert second.exec(sandbox_id, ["echo", "hi"]).json()["session"]["exit_code"] == 0
             second.exec(sandbox_id, ["touch", "/workspace/end"])
-            gateway.wait_for("the end is reported", lambda: gateway.seen(sandbox_id) == "exited", 30.0)
+            gateway.wait_for("the end is reported", lambda: gateway.reported(sandbox_id) == "exited", 30.0)
             item = gateway.heartbeats[-1].inventory[0]
             assert (item.reason, item.exit_code) == (DeathReason.EXITED, 5)
     finally:

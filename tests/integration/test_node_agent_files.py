@@ -11,7 +11,8 @@ import pytest
 import requests
 
 from gateway.wire import limits
-from tests.fakes.node import CONTROL_TOKEN, NodeUnderTest
+from tests.fakes.gateway import CONTROL_TOKEN
+from tests.fakes.node import NodeUnderTest
 from tests.fakes.node_fixtures import box, node
 
 __all__ = ["box", "node"]

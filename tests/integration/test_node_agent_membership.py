@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 import requests
 
-from gateway.client import GatewayError, GatewayUnreachableError
-from gateway.wire.errors import ErrorBody, ErrorCode
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import HeartbeatAnswer, Removal
 from gateway.wire.states import DeathReason
-from tests.fakes.node import FakeGateway, served
+from tests.fakes.gateway import Gateway, error
+from tests.fakes.node import served
 from tests.fakes.runtime import FakeRuntime
-
-
-def refusal(status: int, code: ErrorCode) -> GatewayError:
-    body = ErrorBody(error="refused", code=code)
-    return GatewayError("refused", status=status, body=body, retryable=False, retry_after=None)
+from tests.fakes.scripted import Drop
 
 
 @pytest.fixture
@@ -35,12 +31,12 @@ def fast_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_registers_once_and_keeps_its_credential_for_root_only(root: Path) -> None:
-    gateway = FakeGateway()
-    for _ in range(2):
-        with served(root, gateway=gateway):
-            pass
+    with Gateway() as gateway:
+        for _ in range(2):
+            with served(root, gateway=gateway):
+                pass
     assert len(gateway.registered) == 1
-    assert set(gateway.tokens) == {"join-1", "credential"}
+    assert set(gateway.node_tokens) == {"join-1", "credential"}
     assert (root / "identity.json").stat().st_mode & 0o777 == 0o600
     request = gateway.registered[0]
     assert request.total.memory_mb == 10_000
@@ -79,7 +75,7 @@ def test_heartbeats_are_complete_and_counted(root: Path) -> None:
     with served(root) as node:
         node.create("a")
         node.exec("a", ["sleep", "60"], wait=0)
-        node.gateway.wait_for("running", lambda: node.gateway.seen("a") == "running")
+        node.gateway.wait_for("running", lambda: node.gateway.reported("a") == "running")
         node.node.heartbeats.poke()
         node.gateway.wait_for("a live exec", lambda: node.gateway.heartbeats[-1].inventory[0].live_execs == 1)
         beats = node.gateway.heartbeats
@@ -91,11 +87,11 @@ def test_heartbeats_are_complete_and_counted(root: Path) -> None:
 
 
 def test_a_death_is_reported_at_once(root: Path) -> None:
-    gateway = FakeGateway(answer=HeartbeatAnswer(heartbeat_seconds=3600.0))
-    with served(root, gateway=gateway) as node:
+    with Gateway() as gateway, served(root, gateway=gateway) as node:
+        gateway.wanted = HeartbeatAnswer(heartbeat_seconds=3600.0)
         node.create("a")
         node.runtime.die("a", DeathReason.OOM, "too much")
-        gateway.wait_for("failed", lambda: gateway.seen("a") == "failed")
+        gateway.wait_for("failed", lambda: gateway.reported("a") == "failed")
         item = gateway.heartbeats[-1].inventory[0]
         assert (item.reason, item.detail, item.exit_code) == (DeathReason.OOM, "too much", 137)
         assert gateway.heartbeats[-1].reserved.memory_mb == 0
@@ -105,19 +101,19 @@ def test_an_orphan_is_removed_in_that_generation_only(root: Path) -> None:
     with served(root) as node:
         node.create("old")
         node.create("new", generation=2)
-        node.gateway.answer = HeartbeatAnswer(
+        node.gateway.wanted = HeartbeatAnswer(
             heartbeat_seconds=0.05,
             remove=[Removal(sandbox_id="old", generation=1), Removal(sandbox_id="new", generation=1)],
         )
         node.node.heartbeats.poke()
-        node.gateway.wait_for("old is gone", lambda: node.gateway.seen("old") is None)
-        assert node.gateway.seen("new") == "running"
+        node.gateway.wait_for("old is gone", lambda: node.gateway.reported("old") is None)
+        assert node.gateway.reported("new") == "running"
 
 
 def test_a_draining_node_refuses_new_ones_and_goes_on(root: Path) -> None:
     with served(root) as node:
         node.create("here")
-        node.gateway.answer = HeartbeatAnswer(heartbeat_seconds=0.05, draining=True)
+        node.gateway.wanted = HeartbeatAnswer(heartbeat_seconds=0.05, draining=True)
         node.node.heartbeats.poke()
         node.gateway.wait_for("draining", lambda: node.gateway.heartbeats[-1].draining)
         answer = node.create("more")
@@ -131,7 +127,7 @@ def test_sandboxes_outlive_an_unreachable_gateway(root: Path) -> None:
     with served(root) as node:
         node.create("a")
         before = len(node.gateway.heartbeats)
-        node.gateway.errors = [GatewayUnreachableError("away")] * 3
+        node.gateway.node_failures = [Drop()] * 3
         node.node.heartbeats.poke()
         node.gateway.wait_for("it is back", lambda: len(node.gateway.heartbeats) > before)
         assert node.exec("a", ["true"]).json()["session"]["exit_code"] == 0
@@ -140,24 +136,25 @@ def test_sandboxes_outlive_an_unreachable_gateway(root: Path) -> None:
 def test_a_refused_credential_registers_again_with_a_new_join_token(root: Path) -> None:
     with served(root) as node:
         node.create("a")
-        node.gateway.errors = [refusal(401, ErrorCode.UNAUTHORIZED)]
+        node.gateway.node_failures = [error(ErrorCode.UNAUTHORIZED)]
         node.node.heartbeats.poke()
-        node.gateway.wait_for("the refusal", lambda: not node.gateway.errors)
+        node.gateway.wait_for("the refusal", lambda: not node.gateway.node_failures)
         assert len(node.gateway.registered) == 1
         (root / "join-token").write_text("join-2")
         node.node.heartbeats.poke()
         node.gateway.wait_for("registered again", lambda: len(node.gateway.registered) == 2)
-        node.gateway.wait_for("a heartbeat again", lambda: node.gateway.tokens[-1] == "credential")
-        assert "join-2" in node.gateway.tokens
+        node.gateway.wait_for("a heartbeat again", lambda: node.gateway.node_tokens[-1] == "credential")
+        assert "join-2" in node.gateway.node_tokens
         assert node.exec("a", ["true"]).status_code == 200
 
 
 def test_every_call_is_refused_before_registration(root: Path) -> None:
-    gateway = FakeGateway(errors=[GatewayUnreachableError("away")] * 1000)
-    with served(root, gateway=gateway, connect=gateway.connect) as node:
-        assert node.create("a").status_code == 401
-        assert requests.get(f"{node.url}/healthz", timeout=10).json() == {
-            "ok": True,
-            "node_id": None,
-            "state": "starting",
-        }
+    with Gateway() as gateway:
+        gateway.node_failures = [Drop()] * 1000
+        with served(root, gateway=gateway) as node:
+            assert node.create("a").status_code == 401
+            assert requests.get(f"{node.url}/healthz", timeout=10).json() == {
+                "ok": True,
+                "node_id": None,
+                "state": "starting",
+            }

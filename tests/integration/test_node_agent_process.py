@@ -56,7 +56,7 @@ def test_a_restart_adopts_what_runs_and_reports_what_died_meanwhile(root: Path) 
         replayed = node.events(ended["session"]["id"])
         assert replayed["events"] == ended["events"]
         node.runtime.die("lives", DeathReason.OOM, "later")
-        node.gateway.wait_for("an adopted death", lambda: node.gateway.seen("lives") == "failed")
+        node.gateway.wait_for("an adopted death", lambda: node.gateway.reported("lives") == "failed")
 
 
 def test_a_create_cut_by_the_agents_end_goes_on_after_the_restart(root: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_create_cut_by_the_agents_end_goes_on_after_the_restart(root: Path) ->
         threading.Thread(target=_quietly, args=(node, "half")).start()
         assert runtime.controls.creating.wait(10)
     with served(root) as node:
-        node.gateway.wait_for("running", lambda: node.gateway.seen("half") == "running")
+        node.gateway.wait_for("running", lambda: node.gateway.reported("half") == "running")
     runtime.controls.create_gate = None
     gate.set()
 

@@ -12,7 +12,8 @@ import requests
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from tests.fakes.node import CONTROL_TOKEN, NodeUnderTest
+from tests.fakes.gateway import CONTROL_TOKEN
+from tests.fakes.node import NodeUnderTest
 from tests.fakes.node_fixtures import box, fresh, node
 
 __all__ = ["box", "fresh", "node"]
@@ -55,7 +56,7 @@ def test_a_create_goes_on_when_its_caller_leaves(node: NodeUnderTest, fresh: str
     finally:
         gate.set()
         node.runtime.controls.create_gate = None
-    node.gateway.wait_for("the sandbox runs", lambda: node.gateway.seen(fresh) == "running")
+    node.gateway.wait_for("the sandbox runs", lambda: node.gateway.reported(fresh) == "running")
 
 
 def test_delete_wins_over_a_create_in_flight(node: NodeUnderTest, fresh: str) -> None:
@@ -146,7 +147,7 @@ def test_a_failed_create_is_repeated_and_reported_until_it_is_deleted(node: Node
     first, second = node.create(fresh), node.create(fresh)
     assert code(first) == code(second) == (422, "image_error")
     assert first.json()["reason"] == "image_error"
-    node.gateway.wait_for("failed", lambda: node.gateway.seen(fresh) == "failed")
+    node.gateway.wait_for("failed", lambda: node.gateway.reported(fresh) == "failed")
     assert node.delete(fresh).status_code == 200
     assert node.create(fresh, generation=2).status_code == 200
 
@@ -184,7 +185,7 @@ def test_a_sandbox_that_ends_while_its_restart_fails_is_reported_as_ended(node: 
     finally:
         gate.set()
         node.runtime.controls.create_gate = None
-    node.gateway.wait_for("over", lambda: node.gateway.seen(fresh) == "failed")
+    node.gateway.wait_for("over", lambda: node.gateway.reported(fresh) == "failed")
     assert node.create(fresh, generation=2).json()["sandbox"]["state"] == "running"
 
 
@@ -197,7 +198,7 @@ def test_a_full_node_refuses_and_names_what_is_short(node: NodeUnderTest, fresh:
 def test_the_end_of_the_first_process_is_reported_with_its_code(node: NodeUnderTest, fresh: str) -> None:
     command = ["sh", "-c", "echo out; echo err >&2; exit 3"]
     node.create(fresh, command=command)
-    node.gateway.wait_for("exited", lambda: node.gateway.seen(fresh) == "exited")
+    node.gateway.wait_for("exited", lambda: node.gateway.reported(fresh) == "exited")
     item = next(i for i in node.gateway.heartbeats[-1].inventory if i.sandbox_id == fresh)
     assert (item.reason, item.exit_code) == (DeathReason.EXITED, 3)
     logs = node.call("GET", f"/v1/sandboxes/{fresh}/logs", params={"stream": "stderr"}).json()
