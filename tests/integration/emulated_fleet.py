@@ -18,7 +18,7 @@ from gateway.client import GatewayClient
 from gateway.services.bundle import sums_of
 from gateway.wire.nodes import BundleFile, BundleManifest
 from gateway.wire.states import SandboxState
-from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
+from tests.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 from tests.integration.emulated_clouds import Cloud
 from tests.waiting import wait_until
 

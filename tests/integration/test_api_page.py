@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayClient
-from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.states import SandboxState
-from tests.fakes.gateway_process import ROOT, gateway_process, new_token
-from tests.fakes.node import served
+from tests.gateway_process import ROOT
+from tests.integration.small_fleet import small_fleet
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,26 +29,18 @@ def answers(text: str) -> list[Any]:
 
 def test_the_session_on_the_page_works(tmp_path: Path) -> None:
     (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), flags=re.DOTALL)
-    state, root = tmp_path / "gateway", tmp_path / "node"
-    root.mkdir()
-    operator_token, client_token = new_token(state, "operator"), new_token(state, "client")
-    with gateway_process(state) as gateway:
-        operator = GatewayClient(gateway.url, operator_token)
-        join = operator.join_token(JoinTokenRequest(instance="test", pool="cpu"))
-        (root / "join-token").write_text(join.token)
-        with served(root, connect=GatewayClient, given={"gateway_url": gateway.url}) as node:
-            ran = subprocess.run(
-                ["bash", "-euc", script],
-                cwd=tmp_path,
-                env={**os.environ, "URL": gateway.url, "TOKEN": client_token},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            node.remove_all()
-            assert ran.returncode == 0, ran.stdout + ran.stderr
-            assert operator.sandbox("demo").state is SandboxState.DELETED
+    with small_fleet(tmp_path) as fleet:
+        ran = subprocess.run(
+            ["bash", "-euc", script],
+            cwd=tmp_path,
+            env={**os.environ, "URL": fleet.gateway.url, "TOKEN": fleet.client_token},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert fleet.operator.sandbox("demo").state is SandboxState.DELETED
     created, quick, fed, events, *stream, put, listed, logs, deleted = answers(ran.stdout)
     assert created["sandbox"]["labels"] == {"job": "17"}
     assert (quick["session"]["exit_code"], [event["stream"] for event in quick["events"]]) == (

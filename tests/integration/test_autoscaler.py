@@ -19,7 +19,7 @@ from gateway.wire.states import NodeState
 from providers.base import Phase
 from providers.local import processes
 from providers.local.provider import LocalProvider
-from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
+from tests.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 from tests.integration.autoscaler_node import COMMAND
 
 pytestmark = pytest.mark.timeout(240)

@@ -21,7 +21,7 @@ from gateway.client import GatewayClient
 from gateway.services.bundle import sums_of
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import BundleFile, BundleManifest, JoinTokenRequest, NodeRecord
-from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
+from tests.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from node_agent.settings import tag_of
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
 from tests.engines.images import TestImages
-from tests.fakes.gateway_process import sandboxes
+from tests.gateway_process import sandboxes
 from tests.integration.emulated_clouds import Cloud, hetzner_cloud, ucloud_cloud
 from tests.integration.emulated_fleet import Fleet, Pool, fleet_of
 from tests.integration.emulated_vms import Vms

@@ -9,21 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 
 from gateway.client import GatewayClient, GatewayError
-from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, JoinTokenRequest
-from tests.fakes.gateway_process import gateway_process, new_token
-from tests.fakes.node import NodeUnderTest, served
+from gateway.wire.nodes import Heartbeat, HeartbeatAnswer
+from tests.integration.small_fleet import SmallFleet, small_fleet
 
 pytestmark = pytest.mark.engine  # a mount needs root, as the engines do
-
-SPEC = {"image": "fake", "memory_mb": 64, "disk_mb": 64, "cpus": 0.1}
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[Path]:
-    """A state directory on 2 MiB."""
+    """A state directory on a file system of 2 MiB."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system needs root")
     directory = tmp_path / "state"
@@ -35,7 +31,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def full(directory: Path) -> Iterator[None]:
-    """No byte is left."""
+    """Leave no byte free in the block."""
     ballast = directory / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -51,23 +47,23 @@ SILENCE = {
 }
 
 
-class Beats:
-    """Heartbeats that a gateway refused."""
+class RefusedBeats:
+    """Heartbeats that a gateway refused, as time and HTTP status."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._refused: list[tuple[float, int]] = []
 
     def connect(self, url: str, token: str) -> GatewayClient:
-        return _Told(self, url, token)
+        return _NotingClient(self, url, token)
 
     def refused(self, status: int) -> None:
         with self._condition:
             self._refused.append((time.monotonic(), status))
             self._condition.notify_all()
 
-    def for_longer_than(self, seconds: float) -> set[int]:
-        """With which statuses, once that went on for so long."""
+    def lasting(self, seconds: float) -> set[int]:
+        """Wait until heartbeats have been refused for ``seconds``, and return their statuses."""
 
         def lasted() -> bool:
             return len(self._refused) > 1 and self._refused[-1][0] - self._refused[0][0] > seconds
@@ -77,8 +73,8 @@ class Beats:
             return {status for _, status in self._refused}
 
 
-class _Told(GatewayClient):
-    def __init__(self, beats: Beats, url: str, token: str) -> None:
+class _NotingClient(GatewayClient):
+    def __init__(self, beats: RefusedBeats, url: str, token: str) -> None:
         super().__init__(url, token)
         self._beats = beats
 
@@ -90,68 +86,44 @@ class _Told(GatewayClient):
             raise
 
 
+def state_of(fleet: SmallFleet, sandbox_id: str) -> object:
+    return fleet.call("GET", f"/v1/sandboxes/{sandbox_id}").json()["sandbox"]["state"]
+
+
+def runs_commands(fleet: SmallFleet, sandbox_id: str) -> bool:
+    path = f"/v1/sandboxes/{sandbox_id}/exec?wait_seconds=10"
+    return bool(fleet.call("POST", path, json={"command": ["echo", "hi"]}).json()["session"]["exit_code"] == 0)
+
+
 def test_a_disk_that_stays_full_past_the_silence_limit_loses_no_sandbox(state: Path, tmp_path: Path) -> None:
-    operator, client, beats = new_token(state, "operator"), new_token(state, "client"), Beats()
-    root = tmp_path / "node"
-    root.mkdir()
-    with gateway_process(state, environ=SILENCE) as gateway, requests.Session() as session:
-        session.headers["X-UCloud-Sandbox-Token"] = client
-        fleet = GatewayClient(gateway.url, operator)
-        (root / "join-token").write_text(fleet.join_token(JoinTokenRequest(instance="test", pool="cpu")).token)
-
-        def call(method: str, path: str, body: object = None) -> requests.Response:
-            return session.request(method, f"{gateway.url}/v1/sandboxes{path}", json=body, timeout=30)
-
-        def run(node: NodeUnderTest) -> None:
-            assert call("POST", "", {"id": "there", **SPEC}).status_code == 201
-            assert call("POST", "", {"id": "leaving", **SPEC}).status_code == 201
-            with full(state):
-                assert beats.for_longer_than(5) == {507}, "longer than it takes to be lost"
-                ran = call("POST", "/there/exec?wait_seconds=10", {"command": ["echo", "hi"]})
-                assert ran.json()["session"]["exit_code"] == 0, "what exists goes on"
-                assert call("GET", "/there").json()["sandbox"]["state"] == "running"
-                refused = call("DELETE", "/leaving")
-                assert (refused.status_code, refused.json()["retryable"]) == (507, True)
-            assert call("DELETE", "/leaving").status_code == 200, "it goes on by itself"
-            assert call("GET", "/there").json()["sandbox"]["state"] == "running"
-            assert [known.state for known in fleet.nodes()] == ["ready"]
-            assert [found.order.sandbox_id for found in node.runtime.found()] == ["there"]
-
-        with served(root, connect=beats.connect, given={"gateway_url": gateway.url}) as node:
-            try:
-                run(node)
-            finally:
-                node.remove_all()
-        assert gateway.end() == 0
-    assert not any("lost" in line for line in gateway.log)
+    beats = RefusedBeats()
+    with small_fleet(tmp_path, state_dir=state, environ=SILENCE, connect=beats.connect) as fleet:
+        assert fleet.create("there").status_code == 201
+        assert fleet.create("leaving").status_code == 201
+        with full(state):
+            assert beats.lasting(5) == {507}, "longer than it takes to be lost"
+            assert runs_commands(fleet, "there"), "what exists goes on"
+            assert state_of(fleet, "there") == "running"
+            refused = fleet.call("DELETE", "/v1/sandboxes/leaving")
+            assert (refused.status_code, refused.json()["retryable"]) == (507, True)
+        assert fleet.call("DELETE", "/v1/sandboxes/leaving").status_code == 200, "it goes on by itself"
+        assert state_of(fleet, "there") == "running"
+        assert [known.state for known in fleet.operator.nodes()] == ["ready"]
+        assert [found.order.sandbox_id for found in fleet.node.runtime.found()] == ["there"]
+        assert fleet.gateway.end() == 0
+    assert not any("lost" in line for line in fleet.gateway.log)
 
 
 def test_a_full_disk_refuses_changes_and_no_more(state: Path, tmp_path: Path) -> None:
-    operator, client = new_token(state, "operator"), new_token(state, "client")
-    root = tmp_path / "node"
-    root.mkdir()
-    with gateway_process(state) as gateway:
-        join = GatewayClient(gateway.url, operator).join_token(JoinTokenRequest(instance="test", pool="cpu"))
-        (root / "join-token").write_text(join.token)
-        with (
-            served(root, connect=GatewayClient, given={"gateway_url": gateway.url}) as node,
-            requests.Session() as session,
-        ):
-            session.headers["X-UCloud-Sandbox-Token"] = client
-
-            def call(method: str, path: str, body: object = None) -> requests.Response:
-                return session.request(method, f"{gateway.url}/v1/sandboxes{path}", json=body, timeout=30)
-
-            assert call("POST", "", {"id": "there", **SPEC}).status_code == 201
-            with full(state):
-                # Large enough that no free page of the database holds it.
-                refused = call("POST", "", {"id": "new", "env": {"PAD": "x" * 100_000}, **SPEC})
-                assert (refused.status_code, refused.json()["code"]) == (507, "disk_full")
-                assert call("GET", "/new").status_code == 404
-                assert call("GET", "/there").json()["sandbox"]["state"] == "running"
-                ran = call("POST", "/there/exec?wait_seconds=10", {"command": ["echo", "hi"]})
-                assert ran.json()["session"]["exit_code"] == 0
-            assert call("POST", "", {"id": "new", **SPEC}).status_code == 201
-            assert call("DELETE", "/there").status_code == 200
-            node.remove_all()
-        assert gateway.end() == 0
+    with small_fleet(tmp_path, state_dir=state) as fleet:
+        assert fleet.create("there").status_code == 201
+        with full(state):
+            # Large enough that no free page of the database holds it.
+            refused = fleet.create("new", env={"PAD": "x" * 100_000})
+            assert (refused.status_code, refused.json()["code"]) == (507, "disk_full")
+            assert fleet.call("GET", "/v1/sandboxes/new").status_code == 404
+            assert state_of(fleet, "there") == "running"
+            assert runs_commands(fleet, "there")
+        assert fleet.create("new").status_code == 201
+        assert fleet.call("DELETE", "/v1/sandboxes/there").status_code == 200
+        assert fleet.gateway.end() == 0

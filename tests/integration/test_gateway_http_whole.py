@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,79 +16,50 @@ import requests
 from gateway.client import GatewayClient, GatewayError
 from gateway.wire import limits
 from gateway.wire.errors import ErrorBody, ErrorCode
-from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.states import SandboxState
 from gateway.wire.tokens import Scope, TokenRequest
-from tests.fakes.gateway_process import GatewayProcess, gateway_process, new_token
-from tests.fakes.node import NodeUnderTest, served
+from tests.gateway_process import gateway_process, new_token
+from tests.integration.small_fleet import SmallFleet, small_fleet
 from ucloud_sandboxes_sdk import Image, SandboxClient, SandboxSpec
 
 
-@dataclass
-class Fleet:
-    """One gateway and one node."""
-
-    gateway: GatewayProcess
-    node: NodeUnderTest
-    operator: GatewayClient
-    session: requests.Session
-
-    def call(self, method: str, path: str, **more: Any) -> requests.Response:
-        return self.session.request(method, self.gateway.url + path, timeout=30, **more)
-
-    def create(self, sandbox_id: str, **more: Any) -> requests.Response:
-        spec = {"id": sandbox_id, "image": "fake", "memory_mb": 64, "disk_mb": 64, "cpus": 0.1, **more}
-        return self.call("POST", "/v1/sandboxes", json=spec)
-
-    def old_exec(
-        self, sandbox_id: str, command: list[str], text: str | None = None
-    ) -> tuple[int | None, str, list[Any]]:
-        """As the SDK in the field does it: start, feed, poll until terminal and then once more."""
-        body = {"command": command, "env": {}, "working_dir": None, "stdin": text is not None, "tty": False}
-        session = self.call("POST", f"/v1/sandboxes/{sandbox_id}/exec", json=body).json()["session"]
-        path = f"/v1/exec/{session['id']}"
-        if text is not None:
-            assert self.call("POST", f"{path}/stdin", json={"data": text, "eof": True}).ok
-        events: list[Any] = []
-        final = False
-        while True:
-            query = {"after": len(events), "limit": 100, "wait_seconds": 0.2 if final else 1.0}
-            answer = self.call("GET", f"{path}/events", params=query).json()
-            events += answer["events"]
-            assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
-            if final and not answer["events"]:
-                break
-            final = answer["session"]["status"] in {"exited", "failed"}
-        stdout = "".join(event["data"] for event in events if event["stream"] == "stdout")
-        return answer["session"]["exit_code"], stdout, events
+def poll_exec(
+    fleet: SmallFleet, sandbox_id: str, command: list[str], text: str | None = None
+) -> tuple[int | None, str, list[Any]]:
+    """Run a command as the SDK in the field does: start, feed, poll until the end and then once more."""
+    body = {"command": command, "env": {}, "working_dir": None, "stdin": text is not None, "tty": False}
+    session = fleet.call("POST", f"/v1/sandboxes/{sandbox_id}/exec", json=body).json()["session"]
+    path = f"/v1/exec/{session['id']}"
+    if text is not None:
+        assert fleet.call("POST", f"{path}/stdin", json={"data": text, "eof": True}).ok
+    events: list[Any] = []
+    final = False
+    while True:
+        query = {"after": len(events), "limit": 100, "wait_seconds": 0.2 if final else 1.0}
+        answer = fleet.call("GET", f"{path}/events", params=query).json()
+        events += answer["events"]
+        assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+        if final and not answer["events"]:
+            break
+        final = answer["session"]["status"] in {"exited", "failed"}
+    stdout = "".join(event["data"] for event in events if event["stream"] == "stdout")
+    return answer["session"]["exit_code"], stdout, events
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    state = tmp_path_factory.mktemp("gateway")
-    root = tmp_path_factory.mktemp("node")
-    operator_token, client_token = new_token(state, "operator"), new_token(state, "client")
-    with gateway_process(state) as gateway:
-        operator = GatewayClient(gateway.url, operator_token)
-        join = operator.join_token(JoinTokenRequest(instance="test", pool="cpu"))
-        (root / "join-token").write_text(join.token)
-        with (
-            served(root, connect=GatewayClient, given={"gateway_url": gateway.url}) as node,
-            requests.Session() as session,
-        ):
-            session.headers["X-UCloud-Sandbox-Token"] = client_token
-            yield Fleet(gateway, node, operator, session)
-            node.remove_all()
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallFleet]:
+    with small_fleet(tmp_path_factory.mktemp("fleet")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
-def box(fleet: Fleet) -> str:
+def box(fleet: SmallFleet) -> str:
     answer = fleet.create("box")
     assert answer.status_code == 201, answer.text
     return "box"
 
 
-def test_the_node_is_there(fleet: Fleet, box: str) -> None:
+def test_the_node_is_there(fleet: SmallFleet, box: str) -> None:
     nodes = fleet.operator.nodes()
     assert [node.instance for node in nodes] == ["test"]
     record = fleet.operator.sandbox(box)
@@ -97,7 +67,7 @@ def test_the_node_is_there(fleet: Fleet, box: str) -> None:
     assert [sandbox.id for sandbox in fleet.operator.sandboxes()] == [box]
 
 
-def test_sixteen_creates_of_one_id_make_one_sandbox(fleet: Fleet) -> None:
+def test_sixteen_creates_of_one_id_make_one_sandbox(fleet: SmallFleet) -> None:
     name = f"s-{uuid4().hex[:8]}"
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: fleet.create(name), range(16)))
@@ -110,29 +80,29 @@ def test_sixteen_creates_of_one_id_make_one_sandbox(fleet: Fleet) -> None:
     assert again.status_code == 200
 
 
-def test_exec_as_the_sdk_in_the_field_polls_it(fleet: Fleet, box: str) -> None:
-    code, stdout, events = fleet.old_exec(box, ["sh", "-c", "echo one; echo two >&2; exit 3"])
+def test_exec_as_the_sdk_in_the_field_polls_it(fleet: SmallFleet, box: str) -> None:
+    code, stdout, events = poll_exec(fleet, box, ["sh", "-c", "echo one; echo two >&2; exit 3"])
     assert (code, stdout) == (3, "one\n")
     assert events[-1]["stream"] == "exit"
-    code, stdout, _ = fleet.old_exec(box, ["cat"], text="fed through stdin")
+    code, stdout, _ = poll_exec(fleet, box, ["cat"], text="fed through stdin")
     assert (code, stdout) == (0, "fed through stdin")
 
 
-def test_exec_in_one_round_trip(fleet: Fleet, box: str) -> None:
+def test_exec_in_one_round_trip(fleet: SmallFleet, box: str) -> None:
     answer = fleet.call("POST", f"/v1/sandboxes/{box}/exec?wait_seconds=10", json={"command": ["echo", "hi"]})
     body = answer.json()
     assert (answer.status_code, body["session"]["exit_code"]) == (201, 0)
     assert "".join(event["data"] for event in body["events"] if event["stream"] == "stdout") == "hi\n"
 
 
-def test_input_after_the_end_is_no_error(fleet: Fleet, box: str) -> None:
+def test_input_after_the_end_is_no_error(fleet: SmallFleet, box: str) -> None:
     body = {"command": ["true"], "stdin": True}
     session = fleet.call("POST", f"/v1/sandboxes/{box}/exec?wait_seconds=10", json=body).json()["session"]
     for what, content in (("stdin", {"data": "late"}), ("close-stdin", None), ("signal", {"signal": 15})):
         assert fleet.call("POST", f"/v1/exec/{session['id']}/{what}", json=content).status_code == 200
 
 
-def test_stream_and_signal(fleet: Fleet, box: str) -> None:
+def test_stream_and_signal(fleet: SmallFleet, box: str) -> None:
     body = {"command": ["sh", "-c", "echo begun; sleep 60"]}
     session = fleet.call("POST", f"/v1/sandboxes/{box}/exec", json=body).json()["session"]["id"]
     with fleet.call("GET", f"/v1/exec/{session}/stream", stream=True) as answer:
@@ -145,7 +115,7 @@ def test_stream_and_signal(fleet: Fleet, box: str) -> None:
     assert b'"exit_code":137' in rest[-1]
 
 
-def test_files_both_ways_by_hash(fleet: Fleet, box: str) -> None:
+def test_files_both_ways_by_hash(fleet: SmallFleet, box: str) -> None:
     for size in (0, 1, limits.MIB, 40 * limits.MIB + 1):
         content = hashlib.shake_128(str(size).encode()).digest(size)
         params = {"path": f"/workspace/a b/é'\"{size}"}
@@ -158,7 +128,7 @@ def test_files_both_ways_by_hash(fleet: Fleet, box: str) -> None:
     assert ErrorBody.model_validate_json(absent.content).code is ErrorCode.FILE_NOT_FOUND
 
 
-def test_large_files_do_not_grow_the_gateway(fleet: Fleet, box: str, tmp_path: Path) -> None:
+def test_large_files_do_not_grow_the_gateway(fleet: SmallFleet, box: str, tmp_path: Path) -> None:
     size = 256 * limits.MIB
     params = {"path": "/workspace/large"}
     with (tmp_path / "zeros").open("w+b") as zeros:
@@ -170,14 +140,14 @@ def test_large_files_do_not_grow_the_gateway(fleet: Fleet, box: str, tmp_path: P
     assert fleet.gateway.peak_memory() - before < 32 * limits.MIB
 
 
-def test_pause_is_undone_by_an_exec(fleet: Fleet, box: str) -> None:
+def test_pause_is_undone_by_an_exec(fleet: SmallFleet, box: str) -> None:
     assert fleet.call("POST", f"/v1/sandboxes/{box}/pause").json()["sandbox"]["state"] == "paused"
-    code, stdout, _ = fleet.old_exec(box, ["echo", "awake"])
+    code, stdout, _ = poll_exec(fleet, box, ["echo", "awake"])
     assert (code, stdout) == (0, "awake\n")
     assert fleet.operator.sandbox(box).state is SandboxState.RUNNING
 
 
-def test_restart_keeps_the_workspace_and_ends_sessions(fleet: Fleet) -> None:
+def test_restart_keeps_the_workspace_and_ends_sessions(fleet: SmallFleet) -> None:
     name = f"s-{uuid4().hex[:8]}"
     fleet.create(name)
     params = {"path": "/workspace/x"}
@@ -190,7 +160,7 @@ def test_restart_keeps_the_workspace_and_ends_sessions(fleet: Fleet) -> None:
     fleet.call("DELETE", f"/v1/sandboxes/{name}")
 
 
-def test_logs_and_usage(fleet: Fleet) -> None:
+def test_logs_and_usage(fleet: SmallFleet) -> None:
     name = f"s-{uuid4().hex[:8]}"
     fleet.create(name, command=["echo", "first"])
     read = b""
@@ -202,7 +172,7 @@ def test_logs_and_usage(fleet: Fleet) -> None:
     assert fleet.call("GET", "/v1/sandboxes/box/usage").json()["pids"] >= 0
 
 
-def test_unknown_things_are_not_found(fleet: Fleet, box: str) -> None:
+def test_unknown_things_are_not_found(fleet: SmallFleet, box: str) -> None:
     assert fleet.call("GET", "/v1/sandboxes/never").json()["code"] == "sandbox_not_found"
     assert fleet.call("POST", "/v1/sandboxes/never/exec", json={"command": ["x"]}).json()["code"] == "sandbox_not_found"
     assert fleet.call("GET", f"/v1/exec/exec-{'0' * 32}.1.never").json()["code"] == "sandbox_not_found"
@@ -210,13 +180,13 @@ def test_unknown_things_are_not_found(fleet: Fleet, box: str) -> None:
     assert fleet.call("DELETE", "/v1/sandboxes/never").json() == {"ok": True, "deleted": False}
 
 
-def test_a_shape_that_never_fits(fleet: Fleet) -> None:
+def test_a_shape_that_never_fits(fleet: SmallFleet) -> None:
     answer = fleet.create(f"s-{uuid4().hex[:8]}", runtime="docker", gpus=60)
     assert answer.status_code in {422, 503}
     assert ErrorBody.model_validate_json(answer.content).requested_resources or answer.status_code == 503
 
 
-def test_tokens_are_made_and_revoked_over_http(fleet: Fleet) -> None:
+def test_tokens_are_made_and_revoked_over_http(fleet: SmallFleet) -> None:
     made = fleet.operator.create_token(TokenRequest(name="short", scope=Scope.CLIENT))
     mine = GatewayClient(fleet.gateway.url, made.token)
     assert mine.sandbox("box").id == "box"
@@ -229,7 +199,7 @@ def test_tokens_are_made_and_revoked_over_http(fleet: Fleet) -> None:
     assert unknown.value.code is ErrorCode.NOT_FOUND
 
 
-def test_a_join_token_works_once(fleet: Fleet) -> None:
+def test_a_join_token_works_once(fleet: SmallFleet) -> None:
     answer = requests.post(
         f"{fleet.gateway.url}/v1/nodes/register",
         headers={"Authorization": f"Bearer {(fleet.node.node._settings.root / 'join-token').read_text()}"},
@@ -267,9 +237,8 @@ def test_a_stop_is_prompt_and_clean(tmp_path: Path) -> None:
     assert not [line for line in gateway.log if "Traceback" in line], "".join(gateway.log)
 
 
-def test_the_sdk_of_this_project(fleet: Fleet) -> None:
-    token = str(fleet.session.headers["X-UCloud-Sandbox-Token"])
-    with SandboxClient(fleet.gateway.url, api_token=token) as client:
+def test_the_sdk_of_this_project(fleet: SmallFleet) -> None:
+    with SandboxClient(fleet.gateway.url, api_token=fleet.client_token) as client:
         sandbox = client.create_sandbox(
             SandboxSpec(
                 id=f"s-{uuid4().hex[:8]}", image=Image.from_registry("fake"), memory_mb=64, disk_mb=64, cpus=0.1

@@ -14,7 +14,7 @@ from providers.base import Create, Phase, Ref
 from providers.local.home import Home
 from providers.local.network import Namespace
 from providers.local.provider import LocalProvider
-from tests.fakes.gateway_process import gateway_process, new_token
+from tests.gateway_process import gateway_process, new_token
 from tests.integration.autoscaler_node import COMMAND
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]

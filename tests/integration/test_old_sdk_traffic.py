@@ -15,13 +15,11 @@ from uuid import uuid4
 
 import pytest
 
-from gateway.client import GatewayClient
 from gateway.wire.errors import ErrorCode
-from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from tests.fakes.gateway_process import gateway_process, new_token
-from tests.fakes.node import NodeUnderTest, served
+from tests.fakes.node import NodeUnderTest
+from tests.integration.small_fleet import small_fleet
 
 # All fields, as the SDK's dataclasses send them; `parkable` and `managed_process` only when true.
 FULL: dict[str, Any] = {
@@ -137,14 +135,8 @@ class OldSdk:
 
 @pytest.fixture(scope="module")
 def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldSdk]:
-    state, root = tmp_path_factory.mktemp("gateway"), tmp_path_factory.mktemp("node")
-    operator, client = new_token(state, "operator"), new_token(state, "client")
-    with gateway_process(state) as gateway:
-        join = GatewayClient(gateway.url, operator).join_token(JoinTokenRequest(instance="test", pool="cpu"))
-        (root / "join-token").write_text(join.token)
-        with served(root, connect=GatewayClient, given={"gateway_url": gateway.url}) as node:
-            yield OldSdk(gateway.url, client, node)
-            node.remove_all()
+    with small_fleet(tmp_path_factory.mktemp("fleet")) as fleet:
+        yield OldSdk(fleet.gateway.url, fleet.client_token, fleet.node)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from gateway.client import GatewayClient
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.resources import Shape
-from tests.fakes.gateway_process import gateway_process, new_token, sandboxes
+from tests.gateway_process import gateway_process, new_token, sandboxes
 from ucloud_sandboxes_sdk import Image, InvalidRequestError, NeverFitsError, SandboxClient
 
 LARGEST = Shape(cpus=16, memory_mb=32_768, disk_mb=200_000, slots=100)

@@ -13,7 +13,7 @@ import pytest
 from sandboxes.local import residue
 from sandboxes.local.demo import free_port
 from sandboxes.local.state_dir import StateDir, locked
-from tests.fakes.gateway_process import gateway_process, new_token
+from tests.gateway_process import gateway_process, new_token
 from tests.stack import state
 
 pytestmark = pytest.mark.engine
