@@ -7,8 +7,9 @@ from collections.abc import Generator
 import pytest
 
 from tests.engines.fixtures import docker_daemon, engines, postgres_url, test_images
+from tests.engines.outside import outside
 
-__all__ = ["docker_daemon", "engines", "postgres_url", "test_images"]
+__all__ = ["docker_daemon", "engines", "outside", "postgres_url", "test_images"]
 
 
 def pytest_configure() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from providers.local.network import Namespace, Network
-from tests.contract.runtime.test_network import PORT, PUBLIC, world  # noqa: F401 - a fixture
+from tests.engines.outside import PORT, PUBLIC
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def node(tmp_path: Path) -> Iterator[Namespace]:
     assert not network._names()
 
 
-@pytest.mark.usefixtures("world")
+@pytest.mark.usefixtures("outside")
 def test_a_sandbox_reaches_the_world_and_nothing_private_on_this_machine(node: Namespace) -> None:
     tag = "5a5a5a5a"
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:

@@ -25,7 +25,7 @@ from gateway.wire.nodes import JoinTokenRequest, NodeRecord
 from providers.local.network import Namespace, Network
 from tests import machines
 from tests.contract.terraform.conftest import ROOT, Workspace
-from tests.contract.terraform.test_rendered import BEHIND_A_PROXY, FULL, STATE
+from tests.contract.terraform.variables import BEHIND_A_PROXY, FULL, STATE
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.engine, pytest.mark.timeout(2400)]

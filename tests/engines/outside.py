@@ -1,0 +1,63 @@
+"""The outside of this machine, played by a network namespace: a public address and two of metadata services."""
+
+import fcntl
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Documentation space (RFC 5737): public in form, and routed by nobody.
+PUBLIC = "203.0.113.7"
+METADATA = ("169.254.169.254", "100.100.100.200")
+PORT = 8080
+LOCK = Path("/run/lock/sandbox-fleet-test-network.lock")
+SERVER = f"""
+import socket
+with socket.create_server(("", {PORT})) as server:
+    print("ready", flush=True)
+    while True:
+        with server.accept()[0] as connection:
+            connection.sendall(b"hello\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def outside(engines: None) -> Iterator[None]:
+    """Run a network namespace that plays the outside: it answers on a public-range and on metadata addresses."""
+    name = f"w{uuid.uuid4().hex[:8]}"
+    script = f"""
+      ip netns add {name}
+      ip link add {name} type veth peer name eth0 netns {name}
+      ip address add 203.0.113.1/32 dev {name}
+      ip link set {name} up
+      ip route add {PUBLIC}/32 dev {name}
+      ip route add {METADATA[1]}/32 dev {name}
+      ip route add {METADATA[0]}/32 dev {name}
+      ip -n {name} link set lo up
+      ip -n {name} link set eth0 up
+      ip -n {name} address add {PUBLIC}/32 dev eth0
+      ip -n {name} address add {METADATA[0]}/32 dev eth0
+      ip -n {name} address add {METADATA[1]}/32 dev eth0
+      ip -n {name} route add 203.0.113.1/32 dev eth0
+      ip -n {name} route add default via 203.0.113.1
+    """
+    server = None
+    # The addresses are the same in every run, so runs on one machine take turns.
+    lock = LOCK.open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        subprocess.run(["sh", "-ec", script], check=True, timeout=30)
+        server = subprocess.Popen(["ip", "netns", "exec", name, sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield
+    finally:
+        if server is not None:
+            server.kill()
+            server.communicate()
+        subprocess.run(["ip", "link", "delete", name], check=False, timeout=30)
+        subprocess.run(["ip", "netns", "delete", name], check=False, timeout=30)
+        lock.close()
