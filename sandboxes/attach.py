@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from gateway.wire.states import ExecStatus
 from sandboxes.errors import ServiceFailedError
@@ -110,7 +110,7 @@ def exit_code(session: SandboxExecSession) -> int:
     return code
 
 
-def as_json(result: SandboxExecResult, sandbox_id: str) -> dict[str, Any]:
+def as_json(result: SandboxExecResult, sandbox_id: str) -> dict[str, object]:
     """Return a finished command as JSON for programs."""
     return {
         "sandbox_id": sandbox_id,

@@ -5,7 +5,6 @@ own Docker engine do not: after a SIGKILL they go on, and the next start over th
 """
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
@@ -191,15 +191,15 @@ class Stack:
 
     def _autoscaler_settings(self) -> str:
         """Return settings with one pool of one node on this machine."""
-        directory, text = self._directory, json.dumps  # TOML writes strings as JSON does
-        return (
-            f"gateway_url = {text(self.service.url)}\n"
-            f"token_file = {text(str(self.service.operator_token))}\n"
-            f"state_dir = {text(str(directory.autoscaler))}\n\n"
-            f"[providers.local]\nroot = {text(str(directory.instances))}\n\n"
-            f'[[pools]]\nname = "local"\nprovider = "local"\nmin = 1\nmax = 1\n\n'
-            f"[pools.node]\ndocker_url = {text(f'unix://{self.docker_socket}')}\n"
-        )
+        pool = {"name": "local", "provider": "local", "min": 1, "max": 1}
+        settings = {
+            "gateway_url": self.service.url,
+            "token_file": str(self.service.operator_token),
+            "state_dir": str(self._directory.autoscaler),
+            "providers": {"local": {"root": str(self._directory.instances)}},
+            "pools": [pool | {"node": {"docker_url": f"unix://{self.docker_socket}"}}],
+        }
+        return tomli_w.dumps(settings)
 
     def _await_node(self) -> NodeRecord:
         """Wait for the first ready node and return it.

@@ -84,6 +84,8 @@ def test_bare_string_is_a_program_not_a_shell_line() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
+        (sdk.SandboxSecurityInfo, wire.Security),
+        (sdk.SandboxFilesystemInfo, wire.Filesystem),
         (sdk.SandboxInfo, wire.SandboxRecord),
         (sdk.SandboxResponse, wire.SandboxEnvelope),
         (sdk.SandboxListResponse, wire.SandboxList),

@@ -59,7 +59,6 @@ from .results import (
     SandboxListResponse,
     SandboxLogChunk,
     SandboxResponse,
-    SandboxSpecInfo,
     SandboxUploadResponse,
     SandboxUsage,
     ServiceHealth,
@@ -67,7 +66,15 @@ from .results import (
     event_bytes,
 )
 from .sandbox import CreateProgress, SandboxHandle
-from .specs import Image, SandboxFilesystemSpec, SandboxSecuritySpec, SandboxSpec
+from .specs import (
+    Image,
+    SandboxFilesystemInfo,
+    SandboxFilesystemSpec,
+    SandboxSecurityInfo,
+    SandboxSecuritySpec,
+    SandboxSpec,
+    SandboxSpecInfo,
+)
 from .transport import __version__
 
 __all__ = [
@@ -111,6 +118,7 @@ __all__ = [
     "SandboxExecResult",
     "SandboxExecSession",
     "SandboxFileError",
+    "SandboxFilesystemInfo",
     "SandboxFilesystemSpec",
     "SandboxHandle",
     "SandboxInfo",
@@ -118,6 +126,7 @@ __all__ = [
     "SandboxLogChunk",
     "SandboxNotRunningError",
     "SandboxResponse",
+    "SandboxSecurityInfo",
     "SandboxSecuritySpec",
     "SandboxSpec",
     "SandboxSpecInfo",

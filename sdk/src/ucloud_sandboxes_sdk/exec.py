@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import BinaryIO, Final, TypedDict, Unpack, cast
+from typing import BinaryIO, Final, TypedDict, Unpack
 
 from .errors import SandboxApiError, StdinClosedError
 from .events import ENDED, EventReader
@@ -155,11 +155,12 @@ class ExecCalls(ServiceCalls):
         call = ApiCall.with_json("POST", f"/v1/sandboxes/{segment(sandbox_id)}/exec", payload)
         if wait_seconds is not None:
             call = ApiCall(call.method, call.path, {"wait_seconds": wait_seconds}, call.body, call.headers)
-        answer = self.transport.json(call, timeout_seconds=self.timeout_seconds + (wait_seconds or 0.0))
+        limit = self.timeout_seconds + (wait_seconds or 0.0)
+        answer = self._call(call, SandboxExecResponse, timeout_seconds=limit)
         session = answer.get("session")
         if not isinstance(session, dict) or not isinstance(session.get("id"), str):
             raise SandboxApiError("the service answered an exec without a session id", body=answer)
-        return cast("SandboxExecResponse", answer)
+        return answer
 
     def _collect(
         self, session: SandboxExecSession, first: Sequence[SandboxExecEvent], deadline: Deadline | None

@@ -200,7 +200,7 @@ def _put_file(
 def _put(transport: Transport, sandbox_id: str, path: str, body: Body, size: int) -> SandboxUploadResponse:
     headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
     call = ApiCall("PUT", _path(sandbox_id), {"path": path}, body=body, headers=headers)
-    return cast("SandboxUploadResponse", transport.json(call, timeout_seconds=NO_DEADLINE, stall=STALL))
+    return transport.json(call, SandboxUploadResponse, timeout_seconds=NO_DEADLINE, stall=STALL)
 
 
 def _path(sandbox_id: str) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NotRequired, Required, Self, TypedDict
 
+from .specs import SandboxSpecInfo
+
 
 class ServiceHealth(TypedDict):
     """Health of the service."""
@@ -15,29 +17,6 @@ class ServiceHealth(TypedDict):
     ok: bool
     service: str
     version: str
-
-
-class SandboxSpecInfo(TypedDict, total=False):
-    """What was asked for, with the service's defaults filled in."""
-
-    id: Required[str]
-    image: str
-    command: list[str]
-    env: dict[str, str]
-    working_dir: str | None
-    cpus: float
-    memory_mb: int
-    disk_mb: int
-    gpus: int | str
-    network: str
-    ttl_seconds: int | None
-    idle_seconds: int | None
-    runtime: str | None
-    isolation: str
-    security: dict[str, Any]
-    filesystem: dict[str, Any]
-    labels: dict[str, str]
-    parkable: bool
 
 
 class SandboxInfo(TypedDict, total=False):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final, Literal, Self, Unpack, cast
+from typing import Any, BinaryIO, Final, Literal, Self, Unpack
 from uuid import uuid4
 
 from .errors import NotFoundError, SandboxApiError, TransportError
@@ -84,7 +84,7 @@ class SandboxCalls(ExecCalls, FileCalls):
             CreateInProgressError: likewise.
             NodeUnreachableError: likewise.
         """
-        payload = (spec.to_dict() if spec else {}) | wire_fields(fields)
+        payload: dict[str, Any] = {**(spec.to_dict() if spec else {}), **wire_fields(fields)}
         payload.setdefault("id", f"sandbox-{uuid4().hex}")
         limit = CREATE_TIMEOUT if request_timeout_seconds is None else request_timeout_seconds
         answer = self._create(payload, limit, on_progress)
@@ -104,8 +104,8 @@ class SandboxCalls(ExecCalls, FileCalls):
         attempt = 0
         while True:
             try:
-                answer = self.transport.json_once(call, timeout_seconds=min(ATTEMPT_TIMEOUT, deadline.remaining()))
-                return cast("SandboxResponse", answer)
+                limit = min(ATTEMPT_TIMEOUT, deadline.remaining())
+                return self.transport.json_once(call, SandboxResponse, timeout_seconds=limit)
             except SandboxApiError as error:
                 delay = CREATE_BACKOFF.delay(attempt, error.retry_after_seconds, self.transport.chance())
                 if not isinstance(error, TransportError):

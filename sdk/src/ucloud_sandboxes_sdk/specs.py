@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Required, Self, TypedDict, cast
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,50 @@ class Image:
         return self.reference
 
 
+class SandboxSecurityInfo(TypedDict, total=False):
+    """A `SandboxSecuritySpec` on the wire."""
+
+    user: str | None
+    cap_drop: list[str]
+    cap_add: list[str]
+    no_new_privileges: bool
+    pids_limit: int | None
+    read_only_rootfs: bool
+    init: bool
+
+
+class SandboxFilesystemInfo(TypedDict, total=False):
+    """A `SandboxFilesystemSpec` on the wire."""
+
+    enforce_disk_quota: bool
+    workspace_path: str
+    tmpfs_mb: int
+    run_tmpfs_mb: int
+
+
+class SandboxSpecInfo(TypedDict, total=False):
+    """A `SandboxSpec` on the wire; in answers the service's defaults are filled in."""
+
+    id: Required[str]
+    image: str
+    command: list[str]
+    env: dict[str, str]
+    working_dir: str | None
+    cpus: float
+    memory_mb: int
+    disk_mb: int
+    gpus: int | str
+    network: str
+    ttl_seconds: int | None
+    idle_seconds: int | None
+    runtime: str | None
+    isolation: str
+    security: SandboxSecurityInfo
+    filesystem: SandboxFilesystemInfo
+    labels: dict[str, str]
+    parkable: bool
+
+
 @dataclass(frozen=True)
 class SandboxSecuritySpec:
     """What the sandbox's processes may do.  The defaults are the safe ones."""
@@ -45,9 +89,10 @@ class SandboxSecuritySpec:
     init: bool = True
     """Reap orphaned processes."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> SandboxSecurityInfo:
         """Return the JSON object on the wire."""
-        return asdict(self) | {"cap_drop": list(self.cap_drop), "cap_add": list(self.cap_add)}
+        wire = asdict(self) | {"cap_drop": list(self.cap_drop), "cap_add": list(self.cap_add)}
+        return cast("SandboxSecurityInfo", wire)
 
 
 @dataclass(frozen=True)
@@ -62,9 +107,9 @@ class SandboxFilesystemSpec:
     run_tmpfs_mb: int = 16
     """MiB of ``/run``, held in memory."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> SandboxFilesystemInfo:
         """Return the JSON object on the wire."""
-        return asdict(self)
+        return cast("SandboxFilesystemInfo", asdict(self))
 
 
 @dataclass(frozen=True)
@@ -106,18 +151,18 @@ class SandboxSpec:
     isolation: str | None = field(default=None, kw_only=True)
     """``gvisor`` (the default) or ``runc``."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> SandboxSpecInfo:
         """Return the JSON object on the wire; choices left to the service are left out."""
-        return wire_fields({name: getattr(self, name) for name in self.__dataclass_fields__})
+        return cast("SandboxSpecInfo", wire_fields({name: getattr(self, name) for name in self.__dataclass_fields__}))
 
 
-def wire_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def wire_fields(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the keyword arguments of a create as the JSON object on the wire; ``None`` is left out.
 
     Raises:
         TypeError: ``image`` is not an `Image`.
     """
-    wire = {key: _wire_value(key, value) for key, value in fields.items() if value is not None}
+    wire: dict[str, object] = {key: _wire_value(key, value) for key, value in fields.items() if value is not None}
     if not wire.get("parkable", True):
         del wire["parkable"]
     if wire.get("gpus") == 0:
@@ -125,7 +170,7 @@ def wire_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return wire
 
 
-def _wire_value(key: str, value: Any) -> Any:
+def _wire_value(key: str, value: Any) -> object:
     if key == "image":
         if not isinstance(value, Image):
             raise TypeError("image: must be an Image; use Image.from_registry(…) or Image.from_name(…)")

@@ -205,11 +205,14 @@ class Transport:
         """Send as `send` does, and retry until the deadline where that is harmless."""
         return self._again(lambda: self.send(call, deadline=deadline, stall=stall), call, deadline)
 
-    def json(self, call: ApiCall, *, timeout_seconds: float, stall: float | None = None) -> dict[str, Any]:
+    def json(
+        self, call: ApiCall, answer: type[Answer], *, timeout_seconds: float, stall: float | None = None
+    ) -> Answer:
         """Send a call, with retries where that is harmless, and return the JSON object that it answers.
 
         Args:
             call: what to send.
+            answer: the `TypedDict` that describes the JSON object.
             timeout_seconds: covers all attempts and the waits between them.
             stall: as for `send`.
 
@@ -217,11 +220,11 @@ class Transport:
             SandboxApiError: the typed error of the last attempt.
         """
         deadline = Deadline.after(timeout_seconds)
-        return self._again(lambda: self._json_once(call, deadline, stall), call, deadline)
+        return cast("Answer", self._again(lambda: self._json_once(call, deadline, stall), call, deadline))
 
-    def json_once(self, call: ApiCall, *, timeout_seconds: float) -> dict[str, Any]:
+    def json_once(self, call: ApiCall, answer: type[Answer], *, timeout_seconds: float) -> Answer:
         """Send a call once and return the JSON object that it answers."""
-        return self._json_once(call, Deadline.after(timeout_seconds))
+        return cast("Answer", self._json_once(call, Deadline.after(timeout_seconds)))
 
     def _json_once(self, call: ApiCall, deadline: Deadline, stall: float | None = None) -> dict[str, Any]:
         response = self.send(call, deadline=deadline, stall=stall)
@@ -312,7 +315,7 @@ class ServiceCalls:
             timeout_seconds: for all tries; the client's own by default.
         """
         limit = self.timeout_seconds if timeout_seconds is None else timeout_seconds
-        return cast("Answer", self.transport.json(call, timeout_seconds=limit))
+        return self.transport.json(call, answer, timeout_seconds=limit)
 
 
 @contextmanager
