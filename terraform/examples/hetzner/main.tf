@@ -41,7 +41,7 @@ module "fleet" {
     {
       name = "cpu"
       max  = 10
-      # In order of preference: when one cannot be had, the next is tried in the same look.
+      # In order of preference: when one is not available, the next is tried in the same tick.
       offers = [
         { type = "cx43", location = "fsn1" },
         { type = "cx43", location = "nbg1" },

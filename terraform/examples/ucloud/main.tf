@@ -1,5 +1,5 @@
 # A fleet on UCloud. There is no Terraform provider for UCloud, so the gateway's machine is ordered, and ended, by the
-# project's own command, `sandboxes bootstrap ucloud`, which is idempotent: what it ordered before, it finds again.
+# project's own command, `sandboxes bootstrap ucloud`, which is idempotent: it finds again what it ordered before.
 #
 # Before the first apply, by hand (docs/terraform.md says how): a drive folder with this module's init script, a private
 # network, an API token in a file.

@@ -5,7 +5,7 @@ variable "deployment" {
 }
 
 variable "base_url" {
-  description = "Where UCloud answers."
+  description = "URL of UCloud."
   type        = string
   default     = "https://cloud.sdu.dk"
 }

@@ -1,4 +1,4 @@
-# The gateway's machine and its surroundings. Workers are made and deleted by the autoscaler and never stand in the state.
+# The gateway's machine and its surroundings. The autoscaler creates and deletes workers; they are never in the state.
 
 locals {
   gateway_ip     = cidrhost(var.subnet_cidr, 2) # the first address of a network is Hetzner's own router
@@ -6,7 +6,7 @@ locals {
   workers_public = var.worker_public_net.ipv4 || var.worker_public_net.ipv6
   needs_nat      = !var.worker_public_net.ipv4
 
-  # Locations that are known; one that is not is left to the API.
+  # Known locations; an unknown one is left to the API.
   zones = { fsn1 = "eu-central", nbg1 = "eu-central", hel1 = "eu-central", ash = "us-east", hil = "us-west", sin = "ap-southeast" }
 }
 
@@ -78,7 +78,7 @@ resource "hcloud_server" "gateway" {
   network {
     subnet_id = hcloud_network_subnet.fleet.id
     ip        = local.gateway_ip
-    # Left out, it would be detached and attached again at every apply.
+    # Without it, it would be detached and attached again at every apply.
     alias_ips = []
   }
 

@@ -12,7 +12,7 @@ resource "hcloud_network_subnet" "fleet" {
   ip_range     = var.subnet_cidr
 }
 
-# Workers without a public address go out through the gateway, which masquerades for them.
+# Workers without a public address reach the internet through the gateway, which masquerades for them.
 resource "hcloud_network_route" "nat" {
   count = local.needs_nat ? 1 : 0
 
@@ -20,11 +20,11 @@ resource "hcloud_network_route" "nat" {
   destination = "0.0.0.0/0"
   gateway     = local.gateway_ip
 
-  # Two changes of one network at a time answer "locked", so they come one after another.
+  # Two changes of one network at a time fail with "locked", so they are made one after another.
   depends_on = [hcloud_network_subnet.fleet]
 }
 
-# It outlives the machine: a gateway made anew answers at the same address.
+# It outlives the machine: a rebuilt gateway has the same address.
 resource "hcloud_primary_ip" "gateway" {
   name              = "${var.deployment}-gateway"
   type              = "ipv4"
@@ -47,12 +47,12 @@ resource "hcloud_firewall" "gateway" {
     source_ips  = var.client_cidrs
   }
 
-  # A public certificate authority looks at port 80 for its proof.
+  # A public certificate authority verifies the name on port 80.
   dynamic "rule" {
     for_each = var.tls.mode == "internal" ? [] : ["acme"]
 
     content {
-      description = "proof for the certificate authority, and the way to HTTPS"
+      description = "challenge of the certificate authority, and redirect to HTTPS"
       direction   = "in"
       protocol    = "tcp"
       port        = "80"
@@ -81,7 +81,7 @@ resource "hcloud_firewall" "gateway" {
 }
 
 # The gateway reaches workers over the private network, so nothing needs to come in from outside: what no rule allows is
-# dropped. Out goes everything; what sandboxes may reach is decided on the node.
+# dropped. Outgoing traffic is open; what sandboxes may reach is decided on the node.
 resource "hcloud_firewall" "worker" {
   name   = "${var.deployment}-worker"
   labels = module.render.labels

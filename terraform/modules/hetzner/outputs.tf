@@ -14,7 +14,7 @@ output "gateway_private_ip" {
 }
 
 output "network_id" {
-  description = "Id of the private network, as [providers.hetzner] has it in networks."
+  description = "Id of the private network, as in networks of [providers.hetzner]."
   value       = tonumber(hcloud_network.fleet.id)
 }
 
@@ -24,7 +24,7 @@ output "worker_firewall_id" {
 }
 
 output "ssh_key_id" {
-  description = "Id of the key, as [providers.hetzner] has it in ssh_keys."
+  description = "Id of the key, as in ssh_keys of [providers.hetzner]."
   value       = hcloud_ssh_key.admin.id
 }
 
@@ -44,12 +44,12 @@ output "user_data" {
 }
 
 output "install_script" {
-  description = "What installs the wheel and starts everything; it may run again on the machine, for a newer wheel."
+  description = "Script that installs the wheel and starts everything; it may run again on the machine, for a newer wheel."
   value       = module.render.files["/usr/local/lib/sandbox-fleet/install"].content
 }
 
 output "labels" {
-  description = "Labels of everything that Terraform made."
+  description = "Labels of everything that Terraform creates."
   value       = module.render.labels
 }
 

@@ -1,5 +1,5 @@
-# Workers hang on the network and go on being billed, and Terraform does not know them. This resource depends on all that
-# the sweep needs, so a destroy begins with it: it stops the autoscaler, lets it give up its fleet, and then deletes by
+# Workers use the network and keep being billed, and Terraform does not know them. This resource depends on all that the
+# sweep needs, so a destroy begins with it: it stops the autoscaler, lets it release its fleet, and then deletes by
 # label whatever is left. A destroy that is refused (protect is still true) touches nothing.
 #
 # The API token is taken from HCLOUD_TOKEN, as the provider takes it, and never stands in the state.

@@ -63,7 +63,7 @@ variable "ssh_public_key" {
 }
 
 variable "admin_cidrs" {
-  description = "Networks from which the gateway takes SSH; empty closes it, and the sweep at destroy then needs another way in."
+  description = "Networks from which the gateway accepts SSH; empty closes it, and the sweep at destroy then needs another route."
   type        = list(string)
 
   validation {
@@ -108,7 +108,7 @@ variable "protect" {
 }
 
 variable "labels" {
-  description = "More labels for everything that Terraform makes; see the render module."
+  description = "More labels for everything that Terraform creates; see the render module."
   type        = map(string)
   default     = {}
 }
@@ -139,7 +139,7 @@ variable "wheel_sha256" {
 }
 
 variable "pools" {
-  description = "The autoscaler's [[pools]], as in its settings file; provider is hetzner unless said otherwise."
+  description = "The autoscaler's [[pools]], as in its settings file; provider is hetzner by default."
   type        = any
 
   validation {
@@ -154,7 +154,7 @@ variable "pools" {
 }
 
 variable "worker_public_net" {
-  description = "Whether workers have public addresses: ipv4 (billed apart) and ipv6. With neither they go out through the gateway."
+  description = "Whether workers have public addresses: ipv4 (billed apart) and ipv6. With neither they reach the internet through the gateway."
   type = object({
     ipv4 = optional(bool, false)
     ipv6 = optional(bool, false)

@@ -6,7 +6,7 @@ locals {
 
   gateway_name = "${var.deployment}-gateway"
 
-  # No label sandbox-fleet/op: that one says "made by an operation of the autoscaler", which looks for both.
+  # No label sandbox-fleet/op: it marks what an operation of the autoscaler created, and the autoscaler looks for both.
   labels = merge(var.labels, {
     "sandbox-fleet/deployment" = var.deployment
     "sandbox-fleet/managed-by" = "terraform"

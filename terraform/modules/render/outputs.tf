@@ -9,7 +9,7 @@ output "gateway_name" {
 }
 
 output "labels" {
-  description = "Labels of everything that Terraform makes."
+  description = "Labels of everything that Terraform creates."
   value       = local.labels
 }
 

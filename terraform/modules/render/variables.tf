@@ -1,5 +1,5 @@
 variable "deployment" {
-  description = "Name of the fleet. Part of every name, and the label by which the autoscaler knows its own instances."
+  description = "Name of the fleet. Part of every name, and the label by which the autoscaler recognises its own instances."
   type        = string
 
   validation {
@@ -20,7 +20,7 @@ variable "cloud" {
 }
 
 variable "labels" {
-  description = "More labels for everything that Terraform makes. They cannot replace the fleet's own."
+  description = "More labels for everything that Terraform creates. They cannot replace the fleet's own."
   type        = map(string)
   default     = {}
 
@@ -40,7 +40,7 @@ variable "labels" {
 }
 
 variable "wheel_url" {
-  description = "Where the gateway's machine gets the sandbox-fleet wheel: an https URL, or a file:// URL of the machine itself."
+  description = "Source of the sandbox-fleet wheel for the gateway's machine: an https URL, or a file:// URL of the machine itself."
   type        = string
 
   validation {
@@ -50,7 +50,7 @@ variable "wheel_url" {
 }
 
 variable "wheel_sha256" {
-  description = "SHA-256 of that wheel, in hex. pip refuses a file that has another."
+  description = "SHA-256 of that wheel, in hex. pip refuses a file with another digest."
   type        = string
 
   validation {
@@ -71,7 +71,7 @@ variable "node_pythons" {
 }
 
 variable "listen_host" {
-  description = "Address on which the gateway listens: a private one, which nodes reach. 0.0.0.0 only where nothing public leads to the machine."
+  description = "Address on which the gateway listens: a private one that nodes reach. Use 0.0.0.0 only where the machine has no public route."
   type        = string
 
   validation {
@@ -103,12 +103,12 @@ variable "node_gateway_url" {
 
   validation {
     condition     = var.node_gateway_url != null || var.listen_host != "0.0.0.0"
-    error_message = "With listen_host 0.0.0.0 nobody knows where nodes reach the gateway: set node_gateway_url."
+    error_message = "With listen_host 0.0.0.0 the address at which nodes reach the gateway is not known: set node_gateway_url."
   }
 }
 
 variable "tls" {
-  description = "How clients get TLS: mode internal (a certificate authority of the machine's own, for its address), sslip (a public certificate for ADDRESS.sslip.io), domain (one for a DNS name of yours), none (something in front of the machine does it)."
+  description = "How clients get TLS: mode internal (a certificate authority of the machine's own, for its address), sslip (a public certificate for ADDRESS.sslip.io), domain (one for a DNS name of yours), none (a proxy in front of the machine terminates TLS)."
   type = object({
     mode   = string
     domain = optional(string)
@@ -152,7 +152,7 @@ variable "public_ipv4" {
 }
 
 variable "private_network" {
-  description = "Network of the nodes (CIDR): of this machine they reach the gateway's port and nothing else. Null where the cloud has none that is known."
+  description = "Network of the nodes (CIDR), which may reach the gateway's port on this machine and nothing else. Null where it is not known."
   type        = string
   default     = null
 
@@ -210,7 +210,7 @@ variable "autoscaler_settings" {
 }
 
 variable "provider_tables" {
-  description = "The autoscaler's tables [providers.NAME], as in its settings file. Secrets stand in them as the name of a file, never as themselves."
+  description = "The autoscaler's tables [providers.NAME], as in its settings file. They name a secret's file and never hold the secret itself."
   type        = any
 
   validation {
@@ -249,7 +249,7 @@ variable "pools" {
 }
 
 variable "secret_file" {
-  description = "File whose arrival starts the autoscaler: the cloud's API token, which an operator puts there by hand."
+  description = "File whose arrival starts the autoscaler: the cloud's API token, which an operator copies there by hand."
   type        = string
 
   validation {
