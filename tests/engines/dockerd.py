@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node_agent.host import mounts
-from node_agent.runtime.docker_engine.dockerd import Engine
+from node_agent.runtime.docker_engine.dockerd import DockerDaemon
 
 _START_TIMEOUT = 60.0
 _STOP_TIMEOUT = 60.0
@@ -48,7 +48,7 @@ def private_daemon() -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def _running(directory: Path) -> Iterator[Daemon]:
-    engine = Engine(directory / "engine", directory / "docker.sock")
+    engine = DockerDaemon(directory / "engine", directory / "docker.sock")
     log = directory / "dockerd.log"
     with log.open("wb") as output, _readiness(directory / "ready.sock") as (notify, ready):
         process = subprocess.Popen(

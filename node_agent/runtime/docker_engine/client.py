@@ -1,4 +1,9 @@
-"""The Docker engine's API: a client for each thread, and the engine's errors as the port's."""
+"""The Docker engine's API: a client for each thread, upgraded connections, and the engine's errors as the port's.
+
+An upgraded connection carries the streams of an exec or attach.  The SDK reads it from the raw socket, although the
+HTTP parser may already have buffered its first frames together with the headers, and so loses them now and then
+(docker/docker-py issues 2042 and 3332).  Here one buffered reader reads the headers and the frames.
+"""
 
 import contextlib
 import http.client
@@ -13,17 +18,16 @@ from typing import Any, Final
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, DockerException
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import EXEC_CHUNK
+from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import Stream
 
 TIMEOUT: Final = 60  # seconds for one call; every call but `wait` ends by itself
 _OLDEST: Final = "1.41"  # Docker 20.10
-
-__all__ = ["APIError", "Api", "NotFound"]
 
 
 class Api:
@@ -38,7 +42,7 @@ class Api:
         self._open: weakref.WeakSet[docker.APIClient] = weakref.WeakSet()
 
     def new_client(self) -> docker.APIClient:
-        """A client that the caller closes.
+        """Return a new client, which the caller closes.
 
         Raises:
             DockerException: the engine cannot be reached.
@@ -76,7 +80,7 @@ class Api:
         return self._version or _OLDEST
 
     def close(self) -> None:
-        """Closes the clients of all threads."""
+        """Close the clients of all threads."""
         with self._lock:
             clients = list(self._open)
         self._local = threading.local()
@@ -84,16 +88,21 @@ class Api:
             client.close()
 
 
-def explained(error: Exception) -> str:
-    """The engine's own sentence."""
+def explanation(error: Exception) -> str:
+    """Return the engine's own sentence."""
     if isinstance(error, APIError) and error.explanation:
         return str(error.explanation)
     return str(error)
 
 
 @contextlib.contextmanager
-def calling(what: str, code: ErrorCode = ErrorCode.INTERNAL) -> Iterator[None]:
-    """Turns the SDK's errors into the port's.
+def calling(what: str, code: ErrorCode = ErrorCode.INTERNAL, *, reason: DeathReason | None = None) -> Iterator[None]:
+    """Turn the SDK's errors into the port's.
+
+    Args:
+        what: names the call in the sentence.
+        code: of a refusal by the engine.
+        reason: why the sandbox is dead, where such a refusal kills it.
 
     Raises:
         RuntimeFailure: ``code`` when the engine refused; ``BUSY`` when it did not answer.
@@ -101,7 +110,7 @@ def calling(what: str, code: ErrorCode = ErrorCode.INTERNAL) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        raise RuntimeFailure(code, f"{what}: Docker refused: {explained(error)}") from error
+        raise RuntimeFailure(code, f"{what}: Docker refused: {explanation(error)}", reason=reason) from error
     except (DockerException, requests.RequestException) as error:
         raise RuntimeFailure(ErrorCode.BUSY, f"{what}: the Docker engine did not answer: {error}") from error
 
@@ -112,7 +121,7 @@ _ANSWER_TIMEOUT: Final = 60.0
 _BUFFER: Final = 64 * 1024
 
 
-class Refused(Exception):  # noqa: N818 - it says what the engine did
+class StreamRefusedError(Exception):
     """The engine answered with an error instead of a stream."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -121,14 +130,14 @@ class Refused(Exception):  # noqa: N818 - it says what the engine did
         self.message = message
 
 
-class Hijacked:
+class UpgradedStream:
     """Both directions of an upgraded connection.  One thread reads; another may write, half-close or close."""
 
     def __init__(self, base_url: str, path: str, body: Mapping[str, Any]) -> None:
-        """Posts ``body`` to ``path`` and takes the connection over.
+        """Post ``body`` to ``path`` and take the connection over.
 
         Raises:
-            Refused: the engine answered with an error.
+            StreamRefusedError: the engine answered with an error.
             RuntimeFailure: the engine cannot be reached, or its answer is no HTTP.
         """
         self._socket = _connect(base_url)
@@ -147,7 +156,7 @@ class Hijacked:
             raise
 
     def read(self) -> tuple[Stream, bytes] | None:
-        """The next bytes of one stream, at most `EXEC_CHUNK`; ``None`` when the engine ended the connection."""
+        """Return the next bytes of one stream, at most `EXEC_CHUNK`; ``None`` when the engine ended the connection."""
         try:
             while self._left == 0:
                 header = self._reader.read(_HEADER.size)
@@ -164,7 +173,7 @@ class Hijacked:
         return self._stream, data
 
     def write(self, data: bytes) -> bool:
-        """Sends input; blocks while nobody takes it.  False when the connection has ended."""
+        """Send input, blocking while nobody takes it; return ``False`` when the connection has ended."""
         try:
             self._socket.sendall(data)
         except OSError:
@@ -172,15 +181,15 @@ class Hijacked:
         return True
 
     def close_write(self) -> None:
-        """Ends the input and leaves the output open.  Idempotent."""
+        """End the input and leave the output open.  Idempotent."""
         self._shutdown(socket.SHUT_WR)
 
     def hang_up(self) -> None:
-        """Ends both directions; what has arrived can still be read, blocked calls return.  Idempotent."""
+        """End both directions; what has arrived can still be read, blocked calls return.  Idempotent."""
         self._shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends both directions and frees the descriptor.  Idempotent."""
+        """End both directions and free the descriptor.  Idempotent."""
         self.hang_up()
         self._reader.close()
         self._socket.close()
@@ -223,7 +232,7 @@ def _await_upgrade(reader: Any) -> None:
     status = int(words[1])
     if status not in (http.client.SWITCHING_PROTOCOLS, http.client.OK):
         text = reader.read(min(int(headers.get("Content-Length") or 0), _BUFFER))
-        raise Refused(status, _message(text))
+        raise StreamRefusedError(status, _message(text))
 
 
 def _message(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""From an order to what Docker is told: pure, and the only place that knows Docker's names for it."""
+"""The container of a sandbox, decided from its order and its image: pure, and alone in knowing Docker's names."""
 
 import posixpath
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ _GVISOR_BASE_THREADS: Final = 2_048
 
 
 @dataclass(frozen=True)
-class Place:
+class HostParts:
     """Where the parts of one sandbox lie on the host.
 
     Attributes:
@@ -58,12 +58,12 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Names:
-    """What is called how.
+class ContainerNames:
+    """Names that the host and the first process's script go by.
 
     Attributes:
         tag: the node's.
-        prefix: of the marks with which the first process tells of its start; see `scripts`.
+        prefix: of the mark that the first process prints when it begins; see `scripts`.
         cgroup_parent: cgroup below which Docker puts the container; empty for Docker's own.
     """
 
@@ -73,17 +73,17 @@ class Names:
 
 
 def cgroup_parent(tag: str) -> str:
-    """The cgroup of all of this node's containers."""
+    """Return the cgroup of all of this node's containers."""
     return f"/{cgroup.parent_name(cgroup_tag(tag))}"
 
 
 def cgroup_tag(tag: str) -> str:
-    """The tag under which `node_agent.host.cgroup` knows the group of this runtime's containers."""
+    """Return the tag under which `node_agent.host.cgroup` knows the group of this runtime's containers."""
     return f"docker-{tag}"
 
 
 def working_directory(spec: SandboxSpec, image: Image) -> str:
-    """Where the sandbox's processes start."""
+    """Return where the sandbox's processes start."""
     if spec.working_dir is not None:
         return spec.working_dir
     if image.working_dir not in ("", "/"):
@@ -92,17 +92,17 @@ def working_directory(spec: SandboxSpec, image: Image) -> str:
 
 
 def resolve_directory(start: str, wanted: str | None) -> str:
-    """An exec's working directory, relative to the sandbox's."""
+    """Return an exec's working directory, which may be relative to the sandbox's."""
     return start if wanted is None else posixpath.join(start, wanted)
 
 
 def user(spec: SandboxSpec, image: Image) -> str:
-    """``uid[:gid]`` or a name, as Docker takes it."""
+    """Return ``uid[:gid]`` or a name, as Docker takes it."""
     return spec.security.user or image.user or "0"
 
 
 def labels(order: Order, tag: str) -> dict[str, str]:
-    """What a container says about itself: no environment, no command, no secret."""
+    """Return the container's labels: no environment, no command, no secret."""
     return {
         LABEL: tag,
         LABEL_ID: order.sandbox_id,
@@ -112,7 +112,7 @@ def labels(order: Order, tag: str) -> dict[str, str]:
     }
 
 
-def container(order: Order, image: Image, place: Place, names: Names) -> dict[str, Any]:
+def container(order: Order, image: Image, parts: HostParts, names: ContainerNames) -> dict[str, Any]:
     """The body of Docker's container create call."""
     spec = order.spec
     argv = (*image.entrypoint, *(tuple(spec.command) or image.command)) or _STAY_UP
@@ -128,17 +128,17 @@ def container(order: Order, image: Image, place: Place, names: Names) -> dict[st
         "Healthcheck": {"Test": ["NONE"]},
         "AttachStdout": True,
         "AttachStderr": True,
-        "HostConfig": _host_config(spec, place) | {"CgroupParent": names.cgroup_parent},
+        "HostConfig": _host_config(spec, parts) | {"CgroupParent": names.cgroup_parent},
     }
 
 
-def _host_config(spec: SandboxSpec, place: Place) -> dict[str, Any]:
+def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
     security = spec.security
     options = ["no-new-privileges:true"] if security.no_new_privileges else []
-    owner = f"uid={place.account.uid},gid={place.account.gid}"
+    owner = f"uid={parts.account.uid},gid={parts.account.gid}"
     return {
         "Runtime": RUNTIMES[spec.isolation],
-        "NetworkMode": place.network,
+        "NetworkMode": parts.network,
         # Not NanoCpus: Docker refuses more there than the host has.
         "CpuPeriod": _PERIOD_US,
         "CpuQuota": cgroup.cpu_quota(spec.cpus),
@@ -156,7 +156,7 @@ def _host_config(spec: SandboxSpec, place: Place) -> dict[str, Any]:
             "/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.filesystem.tmpfs_mb}m",  # noqa: S108 - the sandbox's
             "/run": f"rw,nosuid,nodev,mode=755,{owner},size={spec.filesystem.run_tmpfs_mb}m",
         },
-        "Mounts": _mounts(spec, place),
+        "Mounts": _mounts(spec, parts),
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
         "DeviceRequests": device_requests(spec.gpus),
@@ -173,16 +173,16 @@ def _processes(spec: SandboxSpec) -> dict[str, Any]:
     }
 
 
-def _mounts(spec: SandboxSpec, place: Place) -> list[dict[str, Any]]:
-    bound = {path: (source, False) for path, source in place.volumes.items()}
+def _mounts(spec: SandboxSpec, parts: HostParts) -> list[dict[str, Any]]:
+    bound = {path: (source, False) for path, source in parts.volumes.items()}
     bound |= {
-        spec.filesystem.workspace_path: (place.workspace, False),
-        BUSYBOX: (place.busybox, True),
-        STDOUT: (place.stdout, False),
-        STDERR: (place.stderr, False),
+        spec.filesystem.workspace_path: (parts.workspace, False),
+        BUSYBOX: (parts.busybox, True),
+        STDOUT: (parts.stdout, False),
+        STDERR: (parts.stderr, False),
     }
-    if place.resolver is not None:
-        bound["/etc/resolv.conf"] = (place.resolver, True)
+    if parts.resolver is not None:
+        bound["/etc/resolv.conf"] = (parts.resolver, True)
     return [
         {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
         for target, (source, read_only) in bound.items()
@@ -190,7 +190,7 @@ def _mounts(spec: SandboxSpec, place: Place) -> list[dict[str, Any]]:
 
 
 def device_requests(gpus: int | str) -> list[dict[str, Any]]:
-    """What ``docker run --gpus`` sends for the same value."""
+    """Return what ``docker run --gpus`` sends for the same value."""
     if not gpus:
         return []
     request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}, "Count": 0, "DeviceIDs": None}

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import requests
+from docker.errors import APIError, NotFound
 
 from gateway.wire.sandboxes import Isolation
 from gateway.wire.states import DeathReason
@@ -14,7 +15,7 @@ from node_agent.host import cgroup
 from node_agent.host.cgroup import Cgroup
 from node_agent.runtime.base import Death, EngineState
 from node_agent.runtime.docker_engine import container_config, host_files
-from node_agent.runtime.docker_engine.client import Api, APIError, NotFound, calling
+from node_agent.runtime.docker_engine.client import Api, calling
 
 _END_TIMEOUT: Final = 15.0
 _IN_PROGRESS: Final = 409
@@ -34,15 +35,15 @@ class Containers:
         self._tag = tag
 
     def ids(self, sandbox_id: str) -> list[str]:
-        """Containers of all generations of one sandbox."""
+        """Return the containers of all generations of one sandbox."""
         return [entry["Id"] for entry in self._listed(f"{container_config.LABEL_ID}={sandbox_id}")]
 
     def all(self) -> dict[str, str]:
-        """Every container of this node: Docker's id and the sandbox's."""
+        """Return every container of this node: Docker's id and the sandbox's."""
         return {entry["Id"]: entry["Labels"].get(container_config.LABEL_ID, "") for entry in self._listed()}
 
     def inspect(self, sandbox_id: str, generation: int) -> dict[str, Any] | None:
-        """The container of one incarnation; ``None`` when there is none.
+        """Return the container of one incarnation; ``None`` when there is none.
 
         Raises:
             RuntimeFailure: the engine does not answer.
@@ -55,11 +56,11 @@ class Containers:
         return found if found["Config"]["Labels"].get(container_config.LABEL) == self._tag else None
 
     def name(self, sandbox_id: str, generation: int) -> str:
-        """The name of one incarnation's container, and of its network."""
+        """Return the name of one incarnation's container, and of its network."""
         return f"sandbox-{self._tag}-{sandbox_id}-{generation}"
 
     def remove(self, container: str) -> None:
-        """Ends the container and removes it, in whatever state it is.  Idempotent.
+        """End the container and remove it, in whatever state it is.  Idempotent.
 
         Raises:
             RuntimeFailure: the engine does not do it.
@@ -69,7 +70,7 @@ class Containers:
                 inspected = self._api.client.inspect_container(container)
                 self._end(inspected)
                 # Docker must find its own directory when it removes it, not the volume.
-                host_files.unmount(host_files.place(inspected))
+                host_files.unmount_layer(host_files.layer_directory(inspected))
                 self._api.client.remove_container(container, force=True, v=True)
             except NotFound:
                 pass
@@ -81,7 +82,7 @@ class Containers:
         self._clear_group(container)
 
     def sweep_groups(self) -> list[str]:
-        """Removes the node's cgroups that no container has; tells which."""
+        """Remove the node's cgroups that no container has, and return a sentence for each."""
         tag = container_config.cgroup_tag(self._tag)
         known = set(self.all())
         gone = [f"cgroup of container {name[:12]}" for name in cgroup.names(tag) - known if self._clear_group(name)]
@@ -90,7 +91,7 @@ class Containers:
         return gone
 
     def _clear_group(self, container: str) -> bool:
-        """runsc leaves the group behind when it was killed, or had an exec."""
+        """Remove the group, which runsc leaves behind when it was killed, or had an exec."""
         group = Cgroup(container_config.cgroup_tag(self._tag), container)
         group.kill()
         return group.remove()
@@ -120,17 +121,17 @@ class Containers:
 
 
 def state(inspected: dict[str, Any]) -> EngineState:
-    """The port's word for Docker's."""
+    """Return the port's word for Docker's."""
     return _STATES.get(inspected["State"]["Status"], EngineState.DEAD)
 
 
 def started_at(inspected: dict[str, Any]) -> datetime | None:
-    """When its first process began; ``None`` when it never did."""
+    """Return when its first process began; ``None`` when it never did."""
     return _time(inspected["State"]["StartedAt"])
 
 
 def death(inspected: dict[str, Any], isolation: Isolation) -> Death:
-    """How an ended container ended."""
+    """Return how an ended container ended."""
     now = inspected["State"]
     code: int = now["ExitCode"]
     # Docker notes any OOM kill inside.  With gVisor it hits the whole sandbox; with runc it may have hit a child only.
@@ -141,20 +142,15 @@ def death(inspected: dict[str, Any], isolation: Isolation) -> Death:
     return Death(reason, code, detail, _time(now["FinishedAt"]) or datetime.now(UTC))
 
 
-def deleted(sandbox_id: str) -> Death:
-    """The end of a sandbox that was deleted, or replaced by its next generation."""
-    return Death(DeathReason.DELETED, None, f"sandbox {sandbox_id} was deleted", datetime.now(UTC))
-
-
 def taken_away() -> Death:
-    """The end of a sandbox whose container somebody else removed."""
+    """Return the end of a sandbox whose container somebody else removed."""
     return Death(
         DeathReason.EVICTED, None, "its container was removed from Docker, not by this node", datetime.now(UTC)
     )
 
 
 def _time(text: str) -> datetime | None:
-    """Docker writes nanoseconds, and the year 1 where nothing happened yet."""
+    """Read a time: Docker writes nanoseconds, and the year 1 where nothing happened yet."""
     if not text or text.startswith("0001-"):
         return None
     whole, _, rest = text.rstrip("Z").partition(".")

@@ -1,7 +1,10 @@
-"""Brings one sandbox up, and takes it down."""
+"""A sandbox from its image to a running first process, and back to nothing.
+
+`DockerSteps.bring_up` reads from start to end: volume, network, container, the container's layer on the volume, and the
+start itself.  `node_agent.runtime.incarnation` decides when each step is taken; callers hold the sandbox's lock.
+"""
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,168 +12,143 @@ from typing import Any
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host.disk import out_of_space
-from node_agent.host.images import Image
-from node_agent.host.volume import Volume, Volumes, remove_tree
-from node_agent.runtime.base import Order
-from node_agent.runtime.docker_engine import container_config, host_files, scripts
-from node_agent.runtime.docker_engine.client import Api, Hijacked, Refused, calling
+from node_agent.host.images import Image, Images
+from node_agent.host.volume import Volume, Volumes
+from node_agent.runtime.base import EngineState, Found, Order
+from node_agent.runtime.docker_engine import container_config, containers, host_files, probe, scripts
+from node_agent.runtime.docker_engine.client import Api, StreamRefusedError, UpgradedStream, calling
+from node_agent.runtime.docker_engine.container_config import ContainerNames
 from node_agent.runtime.docker_engine.containers import Containers
-from node_agent.runtime.docker_engine.host_files import prepare
-from node_agent.runtime.docker_engine.locks import Ticket
 from node_agent.runtime.docker_engine.networks import DockerNetworks
 from node_agent.runtime.docker_engine.process import start_failure
-from node_agent.runtime.docker_engine.records import Record, Records
-from node_agent.runtime.docker_engine.scripts import Mark, Scanner
+from node_agent.runtime.docker_engine.scripts import Mark, MarkScanner
+from node_agent.runtime.incarnation import EngineSteps
+from node_agent.runtime.locks import StartAttempt
+from node_agent.runtime.record import DockerPart, DockerRecord, DockerRecords
 
 
 @dataclass(frozen=True)
-class Builder:
-    """Makes and removes containers and everything around them.
+class DockerSteps(EngineSteps[DockerPart, Image]):
+    """What the Docker engine does of the life of an incarnation.
 
     Attributes:
-        tools: where the busybox is kept.
+        tools: where the static programs are kept.
+        tag: of the node, 8 hex digits.
     """
 
     api: Api
-    records: Records
+    images: Images
+    records: DockerRecords
     containers: Containers
     volumes: Volumes
     networks: DockerNetworks
     tools: Path
     tag: str
 
-    def up(self, order: Order, image: Image, ticket: Ticket, *, inherited: bool) -> Record:
-        """Brings the sandbox up and returns once its first process has begun.
+    def prepare(self, order: Order) -> Image:
+        probe.check_gpus(order.spec, probe.count_usable_gpus())
+        return self.images.resolve(order.spec.image)
 
-        Args:
-            order: what to bring up.
-            image: its image.
-            ticket: shows whether a delete came in between.
-            inherited: whether an earlier generation's workspace is there.
+    def plan(self, record: DockerRecord, prepared: Image) -> DockerRecord:
+        name = self.containers.name(record.sandbox_id, record.generation)
+        return record.but(
+            image_digest=prepared.digest, working_dir=container_config.working_directory(record.spec, prepared)
+        ).with_part(network=None if record.spec.network == "none" else name)
 
-        Raises:
-            RuntimeFailure: as `SandboxRuntime.create`; what was made stays for the caller to take down.
-        """
-        try:
-            return self._up(order, image, ticket, inherited=inherited)
-        except OSError as error:
-            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
-            raise RuntimeFailure(code, f"sandbox {order.sandbox_id} did not start: {error}") from error
+    def bring_up(self, record: DockerRecord, prepared: Image, attempt: StartAttempt) -> DockerRecord:
+        volume = self.volumes.ensure(self.records.directory(record.sandbox_id), record.spec.disk_mb)
+        host_files.remove_layer(volume)
+        attempt.check()
+        if record.part.network:
+            self.networks.create(record.part.network)
+        mark_prefix = scripts.new_prefix()
+        container = self._create_container(record, volume, prepared, mark_prefix)
+        attempt.check()
+        with calling(f"sandbox {record.sandbox_id}"):
+            layer = host_files.layer_directory(self.api.client.inspect_container(container))
+        record = self.records.save(record.with_part(layer=layer))
+        host_files.mount_layer(layer, volume)
+        self._start(record, container, mark_prefix, attempt)
+        return self.records.save(record.but(state=EngineState.RUNNING), durable=True)
 
-    def _up(self, order: Order, image: Image, ticket: Ticket, *, inherited: bool) -> Record:
-        name = self.containers.name(order.sandbox_id, order.generation)
-        record = self.records.save(
-            Record.of(order).but(
-                image_digest=image.digest,
-                working_dir=container_config.working_directory(order.spec, image),
-                network=None if order.spec.network == "none" else name,
-                inherited=inherited,
-            )
-        )
-        volume = self.volumes.ensure(self.records.directory(order.sandbox_id), order.spec.disk_mb)
-        host_files.forget(volume)
-        ticket.check()
-        if record.network:
-            self.networks.create(record.network)
-        prefix = scripts.new_prefix()
-        body = self._body(record, volume, image, prefix)
-        with _starting(record):
-            container = self.api.client.create_container_from_config(body, name)["Id"]
-        ticket.check()
-        record = self._bound(record, container, volume)
-        self._start(record, container, prefix, ticket)
-        return self.records.save(record.but(up=True))
-
-    def down(self, sandbox_id: str, record: Record | None) -> None:
-        """Removes containers and network of every generation; the volume stays.  Idempotent.
-
-        Raises:
-            RuntimeFailure: the engine does not do it.
-        """
-        for container in self.containers.ids(sandbox_id):
+    def take_down(self, sandbox_id: str, record: DockerRecord | None) -> None:
+        for container in self.containers.ids(sandbox_id):  # of every generation
             self.containers.remove(container)
         if record is None:
             return
-        if record.layer is not None:
-            host_files.unmount(record.layer)
-        if record.network:
-            self.networks.remove(record.network)
+        if record.part.layer is not None:
+            host_files.unmount_layer(record.part.layer)
+        if record.part.network:
+            self.networks.remove(record.part.network)
 
-    def destroy(self, sandbox_id: str) -> None:
-        """Removes every trace, workspace included.  Idempotent.
+    def found(self, record: DockerRecord) -> Found:
+        state, death, started = record.state, record.death, None
+        if state is EngineState.RUNNING:  # it was brought up; Docker knows what came after
+            inspected = self.containers.inspect(record.sandbox_id, record.generation)
+            if inspected is None:
+                state, death = EngineState.DEAD, containers.taken_away()
+            else:
+                state, started = containers.state(inspected), containers.started_at(inspected)
+                death = containers.death(inspected, record.spec.isolation) if state is EngineState.DEAD else None
+        return Found(
+            order=record.order,
+            state=state,
+            isolation=record.spec.isolation,
+            image_digest=record.image_digest,
+            started_at=started,
+            death=death,
+        )
 
-        Raises:
-            RuntimeFailure: engine or host do not do it.
-        """
-        record = self.records.mark_deleted(sandbox_id)
-        self.down(sandbox_id, record)
-        directory = self.records.directory(sandbox_id)
-        try:
-            Volume(directory).destroy()
-            remove_tree(directory)
-        except OSError as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"files of sandbox {sandbox_id}: {error}") from error
-
-    def _body(self, record: Record, volume: Volume, image: Image, prefix: str) -> dict[str, Any]:
+    def _create_container(self, record: DockerRecord, volume: Volume, image: Image, mark_prefix: str) -> str:
+        """Create the container and return its id.  What Docker refuses here is wrong in the spec."""
         with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):
             inspected = self.api.client.inspect_image(image.id)
-        place = prepare(record, volume, image, inspected, self.tools)
+        parts = host_files.prepare(record, volume, image, inspected, self.tools)
         parent = container_config.cgroup_parent(self.tag) if self.api.uses_cgroupfs else ""
-        return container_config.container(record.order, image, place, container_config.Names(self.tag, prefix, parent))
+        names = ContainerNames(self.tag, mark_prefix, parent)
+        body = container_config.container(record.order, image, parts, names)
+        name = self.containers.name(record.sandbox_id, record.generation)
+        with calling(f"sandbox {record.sandbox_id}", ErrorCode.START_ERROR, reason=DeathReason.START_ERROR):
+            made: dict[str, Any] = self.api.client.create_container_from_config(body, name)
+        container: str = made["Id"]
+        return container
 
-    def _bound(self, record: Record, container: str, volume: Volume) -> Record:
-        with calling(f"sandbox {record.sandbox_id}"):
-            own = host_files.place(self.api.client.inspect_container(container))
-        record = self.records.save(record.but(layer=own))
-        try:
-            host_files.mount(own, volume)
-        except OSError as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"volume of sandbox {record.sandbox_id}: {error}") from error
-        return record
-
-    def _start(self, record: Record, container: str, prefix: str, ticket: Ticket) -> None:
+    def _start(self, record: DockerRecord, container: str, mark_prefix: str, attempt: StartAttempt) -> None:
+        """Start the container and wait until its first process has begun."""
         path = f"/v{self.api.version}/containers/{container}/attach?stream=1&stdout=1&stderr=1"
         try:
-            output = Hijacked(self.api.base_url, path, {})
-        except Refused as error:
+            output = UpgradedStream(self.api.base_url, path, {})
+        except StreamRefusedError as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"sandbox {record.sandbox_id}: {error.message}") from error
-        with contextlib.closing(output), ticket.waiting(output.close):
-            with _starting(record):
+        with contextlib.closing(output), attempt.interruptible(output.close):
+            with calling(f"sandbox {record.sandbox_id}", ErrorCode.START_ERROR, reason=DeathReason.START_ERROR):
                 self.api.client.start(container)
             try:
-                _await_first(output, prefix, record)
+                _await_first(output, mark_prefix, record)
             finally:
-                ticket.check()
+                attempt.check()
 
 
-@contextlib.contextmanager
-def _starting(record: Record) -> Iterator[None]:
-    """What the engine refuses here is the spec's fault: an unknown user, a missing runtime, a bad path."""
-    try:
-        with calling(f"sandbox {record.sandbox_id}", ErrorCode.START_ERROR):
-            yield
-    except RuntimeFailure as failure:
-        failure.reason = DeathReason.START_ERROR if failure.code is ErrorCode.START_ERROR else None
-        raise
+def _await_first(output: UpgradedStream, mark_prefix: str, record: DockerRecord) -> None:
+    """Wait until the first process begins.
 
-
-def _await_first(output: Hijacked, prefix: str, record: Record) -> None:
-    """Until the first process begins; raises when it cannot."""
+    Raises:
+        RuntimeFailure: ``START_ERROR`` when it cannot.
+    """
     program = (*record.spec.command, "its first process")[0]
-    scanner = Scanner(prefix)
-    said = b""
+    scanner = MarkScanner(mark_prefix)
+    words = b""
     while (received := output.read()) is not None:
         for item in scanner.feed(received[1]):
             if not isinstance(item, Mark):
-                said += item
+                words += item
             elif item.kind == scripts.STARTED:
                 return
             else:
                 raise start_failure(item, program, record.working_dir)
-    text = said.decode(errors="replace").strip() or "it said nothing"
+    cause = words.decode(errors="replace").strip() or "it gave no reason"
     raise RuntimeFailure(
         ErrorCode.START_ERROR,
-        f"sandbox {record.sandbox_id}: {program} could not be started: {text}",
+        f"sandbox {record.sandbox_id}: {program} could not be started: {cause}",
         reason=DeathReason.START_ERROR,
     )

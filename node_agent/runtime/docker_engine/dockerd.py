@@ -23,7 +23,7 @@ exec {hide}{runsc} --platform=systrap --overlay2=none --network=sandbox "$@"
 
 
 @dataclass(frozen=True)
-class Engine:
+class DockerDaemon:
     """One Docker daemon below a directory of its own.
 
     It sets up no firewall, no NAT and no default bridge: the node does that per sandbox.
@@ -42,7 +42,7 @@ class Engine:
         return f"unix://{self.socket}"
 
     def prepare(self) -> list[str]:
-        """Writes what the daemon needs and returns its command line.
+        """Write what the daemon needs and return its command line.
 
         Raises:
             CommandError: dockerd or runsc is not installed.
@@ -72,12 +72,12 @@ class Engine:
 
 
 def gvisor_wrapper(runsc: str, *, hide_sysctl: bool) -> str:
-    """The script that Docker runs as its runtime ``runsc``."""
+    """Return the script that Docker runs as its runtime ``runsc``."""
     return _WRAPPER.format(hide=_HIDE_SYSCTL if hide_sysctl else "", runsc=shlex.quote(runsc))
 
 
 def sysctl_is_visible() -> bool:
-    """Whether a new network namespace shows ``rmem_default``, as it does since about Linux 6.15."""
+    """Return whether a new network namespace shows ``rmem_default``, as it does since about Linux 6.15."""
     try:
         run(["unshare", "-n", "test", "-e", "/proc/sys/net/core/rmem_default"])
     except CommandError:
@@ -86,17 +86,17 @@ def sysctl_is_visible() -> bool:
 
 
 def run_engine(state_dir: Path, socket: Path) -> int:
-    """Becomes the Docker daemon of this node; the exit code is the daemon's.
+    """Become the Docker daemon of this node; the exit code is the daemon's.
 
-    When the socket answers, it is ready.  It ends on SIGTERM; containers that are left
-    go on, and the next daemon over the same directory takes them over.
+    It is ready when the socket answers, and ends on SIGTERM.  Containers that are left go on, and the next daemon over
+    the same directory takes them over.
 
     Raises:
         CommandError: dockerd or runsc is not installed.
         OSError: it cannot be started.
     """
     socket.parent.mkdir(parents=True, exist_ok=True)
-    argv = Engine(state_dir, socket).prepare()
+    argv = DockerDaemon(state_dir, socket).prepare()
     os.execve(argv[0], argv, os.environ | {"PATH": _ADMIN_PATH})  # noqa: S606 - no shell is wanted
 
 

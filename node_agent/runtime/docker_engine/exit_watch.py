@@ -1,4 +1,4 @@
-"""Containers that end: whoever waits for something inside them is told.
+"""How the end of a container is noticed by whoever waits for something inside it.
 
 Docker leaves the stream of an exec open when the container under gVisor is killed or removed, so the stream alone
 would be waited on for ever.
@@ -24,8 +24,8 @@ _EVENTS: Final = ["die", "destroy"]
 Callback = Callable[[], None]
 
 
-class Deaths:
-    """Follows the engine's events, on one thread, as long as somebody is to be told."""
+class ContainerExits:
+    """Follows the engine's events, on one thread, as long as somebody waits for one."""
 
     def __init__(self, api: Api, tag: str) -> None:
         self._api = api
@@ -35,7 +35,10 @@ class Deaths:
         self._stream: Any = None
 
     def register(self, container: str, callback: Callback) -> Callback:
-        """Calls ``callback`` once the container ends or the engine goes away; the answer takes that back.
+        """Call ``callback`` once the container ends or the engine goes away.
+
+        Returns:
+            A function that takes this back.
 
         Raises:
             DockerException: the engine cannot be reached.
@@ -47,7 +50,7 @@ class Deaths:
         return lambda: self._forget(container, callback)
 
     def close(self) -> None:
-        """Ends the thread; whoever waits is told."""
+        """End the thread; whoever waits is called."""
         with self._lock:
             stream = self._stream
         if stream is not None:
@@ -61,12 +64,12 @@ class Deaths:
         except BaseException:
             client.close()
             raise
-        threading.Thread(target=self._listen, args=(client, self._stream), name="docker-deaths", daemon=True).start()
+        threading.Thread(target=self._listen, args=(client, self._stream), name="docker-exits", daemon=True).start()
 
     def _listen(self, client: Any, stream: Iterator[dict[str, Any]]) -> None:
         try:
             for event in stream:
-                self._tell(event["id"])
+                self._call(event["id"])
         except (DockerException, requests.RequestException, OSError, ValueError) as error:
             log.warning("the Docker engine's events broke off: %s", error)
         finally:
@@ -75,9 +78,9 @@ class Deaths:
                 self._stream = None
                 left = list(self._callbacks)
             for container in left:
-                self._tell(container)
+                self._call(container)
 
-    def _tell(self, container: str) -> None:
+    def _call(self, container: str) -> None:
         with self._lock:
             callbacks = self._callbacks.pop(container, [])
         for callback in callbacks:

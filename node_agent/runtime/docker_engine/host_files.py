@@ -1,4 +1,10 @@
-"""The parts of a sandbox that lie on the host: made before its container."""
+"""The parts of a sandbox that lie on the host: what its container binds, and the container's own layer.
+
+Docker bounds a container's writes only on XFS.  So the directory that overlay2 keeps for the container (its upper and
+work directories, and two small files that name its place in the stack) is copied to the sandbox's volume before the
+first start, and the volume is mounted in its place.  Everything that the container writes then lands on the volume,
+beside the workspace, and a full volume is an ordinary ENOSPC inside.
+"""
 
 import os
 import re
@@ -17,39 +23,44 @@ from node_agent.host.images import Image
 from node_agent.host.network import DEFAULT_RESOLVERS
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume
+from node_agent.runtime.base import Stream
 from node_agent.runtime.docker_engine import container_config
-from node_agent.runtime.docker_engine.records import Record
+from node_agent.runtime.docker_engine.container_config import HostParts
+from node_agent.runtime.record import DockerRecord
 
 _MAX_ACCOUNTS: Final = 1024 * 1024
+_LAYER: Final = "layer"
+_LAYER_PARTS: Final = ("diff", "link", "lower", "work")
 
 
-def log_file(volume: Volume, stream: str) -> Path:
-    """Output of the first process; on the volume, so that it is bounded."""
-    return volume.path / "log" / stream
+def log_file(volume: Volume, stream: Stream) -> Path:
+    """Return the file of the first process's output.  It is on the volume, so that its size is bounded."""
+    return volume.path / "log" / stream.value
 
 
-def prepare(
-    record: Record, volume: Volume, image: Image, inspected: dict[str, Any], tools: Path
-) -> container_config.Place:
-    """Makes the directories and files that the container binds.
+def prepare(record: DockerRecord, volume: Volume, image: Image, inspected: dict[str, Any], tools: Path) -> HostParts:
+    """Make the directories and files that the container binds.
 
     Args:
-        inspected: what Docker says of the image.
-        tools: where the busybox is kept.
+        record: of the sandbox.
+        volume: of the sandbox, mounted.
+        image: that it is made from.
+        inspected: the image as Docker describes it.
+        tools: where the static programs are kept.
 
     Raises:
         RuntimeFailure: ``START_ERROR`` for a user that the image does not know; ``INTERNAL`` when the host refuses.
     """
     account = _account(record, container_config.user(record.spec, image), inspected)
     try:
-        return container_config.Place(
+        return HostParts(
             busybox=programs.provide(tools).busybox,
             workspace=_directory(volume.path / "workspace", account),
-            stdout=_log(log_file(volume, "stdout")),
-            stderr=_log(log_file(volume, "stderr")),
+            stdout=_log(log_file(volume, Stream.STDOUT)),
+            stderr=_log(log_file(volume, Stream.STDERR)),
             volumes=_declared(record, volume, inspected, account),
-            resolver=_resolver(volume.directory) if record.network else None,
-            network=record.network or "none",
+            resolver=_resolver(volume.directory) if record.part.network else None,
+            network=record.part.network or "none",
             account=account,
         )
     except (OSError, CommandError) as error:
@@ -57,8 +68,8 @@ def prepare(
         raise RuntimeFailure(code, f"sandbox {record.sandbox_id}: {error}") from error
 
 
-def _declared(record: Record, volume: Volume, inspected: dict[str, Any], account: Account) -> dict[str, Path]:
-    """Docker would give the volumes that an image declares a place of its own, which nothing bounds."""
+def _declared(record: DockerRecord, volume: Volume, inspected: dict[str, Any], account: Account) -> dict[str, Path]:
+    """Make a place for each volume that the image declares: Docker's own places are not bounded."""
     paths = sorted((inspected.get("Config") or {}).get("Volumes") or {})
     return {
         path: _directory(volume.path / "volumes" / str(number), account)
@@ -74,7 +85,7 @@ def _directory(path: Path, account: Account) -> Path:
 
 
 def _log(path: Path) -> Path:
-    """Any user of the sandbox may write it; on the host only root can reach it."""
+    """Make an empty log that any user of the sandbox may write; on the host only root can reach it."""
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
     path.chmod(0o666)
@@ -82,14 +93,14 @@ def _log(path: Path) -> Path:
 
 
 def _resolver(directory: Path) -> Path:
-    """Docker's own resolver answers from rules of the host's kernel, which gVisor does not see."""
+    """Name the resolvers: Docker's own one answers from rules of the host's kernel, which gVisor does not see."""
     path = directory / "resolv.conf"
     path.write_text("".join(f"nameserver {address}\n" for address in DEFAULT_RESOLVERS))
     path.chmod(0o644)
     return path
 
 
-def _account(record: Record, user: str, inspected: dict[str, Any]) -> Account:
+def _account(record: DockerRecord, user: str, inspected: dict[str, Any]) -> Account:
     if numbers := re.fullmatch(r"(\d+):(\d+)", user):
         return Account(int(numbers[1]), int(numbers[2]))
     with tempfile.TemporaryDirectory() as directory:
@@ -106,20 +117,15 @@ def _account(record: Record, user: str, inspected: dict[str, Any]) -> Account:
 
 
 def _topmost(inspected: dict[str, Any], path: str) -> bytes:
-    """A file as the image's highest layer that has it holds it."""
+    """Return a file as the image's highest layer that has it holds it; empty where none has it."""
     data = inspected["GraphDriver"].get("Data") or {}
     layers = [data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")]
     found = (read_below(Path(directory), path, _MAX_ACCOUNTS) for directory in layers if directory)
     return next((content for content in found if content), b"")
 
 
-_LAYER: Final = "layer"
-_PARTS: Final = ("diff", "link", "lower", "work")
-_CHUNK: Final = 1024 * 1024
-
-
-def place(inspected: dict[str, Any]) -> Path:
-    """The container's directory in Docker's overlay2 store.
+def layer_directory(inspected: dict[str, Any]) -> Path:
+    """Return the container's directory in Docker's overlay2 store.
 
     Raises:
         RuntimeFailure: ``UNSUPPORTED`` with another storage driver.
@@ -135,16 +141,16 @@ def place(inspected: dict[str, Any]) -> Path:
     return Path(upper).parent
 
 
-def mount(layer: Path, volume: Volume) -> None:
-    """Puts the container's layer on the volume.  The container must not have started yet.
+def mount_layer(layer: Path, volume: Volume) -> None:
+    """Put the container's layer on the volume.  The container must not have started yet.
 
     Raises:
         OSError: the host refused, or the volume is full.
     """
     own = volume.path / _LAYER
-    forget(volume)
+    remove_layer(volume)
     own.mkdir(mode=0o710)
-    for part in _PARTS:
+    for part in _LAYER_PARTS:
         source = layer / part
         if source.is_dir():
             shutil.copytree(source, own / part, symlinks=True)
@@ -157,13 +163,13 @@ def mount(layer: Path, volume: Volume) -> None:
     mounts.bind(own, layer)
 
 
-def unmount(layer: Path) -> bool:
-    """Takes the volume away from the stopped container; false when it was not there."""
-    return bool(mounts.unmount_below(layer))
+def unmount_layer(layer: Path) -> None:
+    """Take the volume away from the stopped container.  Idempotent."""
+    mounts.unmount_below(layer)
 
 
-def forget(volume: Volume) -> None:
-    """Removes what containers of earlier generations wrote outside the workspace."""
+def remove_layer(volume: Volume) -> None:
+    """Remove what containers of earlier generations wrote outside the workspace."""
     own = volume.path / _LAYER
     if own.exists():
         shutil.rmtree(own)

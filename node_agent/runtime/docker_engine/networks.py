@@ -1,6 +1,6 @@
 """A Docker network per sandbox: a bridge with room for one container, behind the node's firewall.
 
-Docker is told to translate nothing and to connect nobody; the rules of `node_agent.host.firewall` match the bridges by
+Docker translates nothing and connects nobody there; the rules of `node_agent.host.firewall` match the bridges by
 their name, whether or not Docker keeps iptables rules of its own.
 """
 
@@ -8,12 +8,14 @@ import ipaddress
 import socket
 from typing import Any, Final
 
+from docker.errors import NotFound
+
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import Firewall
 from node_agent.host.network import enable_forwarding, free_subnet, host_wide_lock
 from node_agent.host.process import CommandError
-from node_agent.runtime.docker_engine.client import Api, NotFound, calling
+from node_agent.runtime.docker_engine.client import Api, calling
 
 DEFAULT_POOL: Final = "10.214.0.0/16"
 _MAX_SLOTS: Final = 4096
@@ -37,7 +39,7 @@ class DockerNetworks:
         self.firewall = Firewall(f"{tag}_docker", self._prefix)
 
     def create(self, name: str) -> str:
-        """A new network, firewalled before its first packet; its name.
+        """Make a network that is firewalled before its first packet, and return its name.
 
         Raises:
             RuntimeFailure: ``CAPACITY`` when the pool is used up; ``INTERNAL`` when host or engine refuse.
@@ -52,7 +54,7 @@ class DockerNetworks:
         return name
 
     def remove(self, name: str) -> None:
-        """Removes the network.  Idempotent.
+        """Remove the network.  Idempotent.
 
         Raises:
             RuntimeFailure: a container is still connected, or the engine does not answer.
@@ -64,13 +66,17 @@ class DockerNetworks:
                 return
 
     def names(self) -> set[str]:
-        """This node's networks."""
+        """Return this node's networks."""
         with calling("networks"):
             listed = self._api.client.networks(filters={"label": f"{self._label}={self._tag}"})
         return {entry["Name"] for entry in listed}
 
     def sweep(self, owned: set[str]) -> list[str]:
-        """Removes networks that are not in ``owned``, and the firewall when none is left; tells what."""
+        """Remove networks that are not in ``owned``, and the firewall when none is left.
+
+        Returns:
+            A sentence for each thing removed.
+        """
         gone = []
         for name in sorted(self.names() - owned):
             self.remove(name)

@@ -1,4 +1,4 @@
-"""Tries the engine for real: a throwaway sandbox under each isolation."""
+"""What this host's Docker engine can do, found out with a throwaway sandbox under each isolation, and its GPUs."""
 
 import io
 import shutil
@@ -22,7 +22,7 @@ _DISK_MB: Final = 16
 _TOO_MUCH: Final = "head -c 33554432 /dev/zero >/filled"
 
 
-class Probe:
+class DockerProbe:
     """Finds out what an engine can do."""
 
     def __init__(self, runtime: SandboxRuntime, api: Api, tag: str, tools: Path) -> None:
@@ -32,7 +32,7 @@ class Probe:
         self._image = f"sandbox-probe-{tag}:1"
 
     def run(self) -> RuntimeFacts:
-        """Facts of the engine.
+        """Try the engine and return its facts.
 
         Raises:
             RuntimeFailure: no isolation works, or the engine does not answer.
@@ -49,12 +49,12 @@ class Probe:
             isolations=works,
             pause=True,
             checkpoint=False,
-            gpus=count() > 0,
+            gpus=count_usable_gpus() > 0,
             notes=tuple(problems.values()),
         )
 
     def _problems(self, info: dict[str, Any]) -> dict[Isolation, str]:
-        """A sentence for each isolation that does not work here."""
+        """Return a sentence for each isolation that does not work here."""
         if info["Driver"] != "overlay2":
             sentence = f"Docker uses the storage driver {info['Driver']}; disk_mb can be enforced with overlay2 only"
             return dict.fromkeys(_ISOLATIONS, sentence)
@@ -79,7 +79,7 @@ class Probe:
             self._runtime.delete(order.sandbox_id)
 
     def _fill(self, order: Order) -> str | None:
-        """Writes more than the sandbox's disk holds: an engine that takes it would fill the host."""
+        """Write more than the sandbox's disk holds, and return what is wrong with an engine that takes it."""
         process = self._runtime.exec(order.sandbox_id, ExecCommand((programs.BUSYBOX_INSIDE, "sh", "-c", _TOO_MUCH)))
         try:
             while process.read() is not None:
@@ -126,13 +126,13 @@ class Probe:
 _HOOK: Final = "nvidia-container-runtime-hook"  # what Docker itself looks for before it offers --gpus
 
 
-def count(proc: Path = Path("/proc")) -> int:
-    """How many GPUs the host's NVIDIA driver has; 0 without driver or without NVIDIA's container toolkit."""
+def count_usable_gpus(proc: Path = Path("/proc")) -> int:
+    """Count the GPUs of the host's NVIDIA driver; 0 without driver or without NVIDIA's container toolkit."""
     return 0 if shutil.which(_HOOK) is None else count_gpus(proc)
 
 
-def check(spec: SandboxSpec, have: int) -> None:
-    """Refuses a spec that asks for more GPUs than there are.
+def check_gpus(spec: SandboxSpec, have: int) -> None:
+    """Refuse a spec that asks for more GPUs than there are.
 
     Raises:
         RuntimeFailure: ``CAPACITY``.

@@ -1,4 +1,8 @@
-"""A process inside a container."""
+"""A process inside a container: its output, its end, and how signals reach it.
+
+Under runc its processes are the host's, and signals are sent from the host.  gVisor's are not: there a script inside
+sends them.
+"""
 
 import contextlib
 import os
@@ -15,8 +19,8 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 from node_agent.runtime.docker_engine import scripts
-from node_agent.runtime.docker_engine.client import Hijacked
-from node_agent.runtime.docker_engine.scripts import Mark, Scanner
+from node_agent.runtime.docker_engine.client import UpgradedStream
+from node_agent.runtime.docker_engine.scripts import Mark, MarkScanner
 
 _LAST_SIGNAL: Final = 64
 
@@ -25,14 +29,14 @@ class Signaller(Protocol):
     """Reaches processes of one container."""
 
     def signal(self, group: int, number: int) -> None:
-        """Sends a signal to a process group; does nothing when it is gone."""
+        """Send a signal to a process group; do nothing when it is gone."""
 
     def kill_tree(self, leader: int) -> None:
         """SIGKILL to the leader's group, its session and every descendant."""
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostExec:
     """What is known of an exec whose stream ended without an end mark.
 
     Attributes:
@@ -44,14 +48,14 @@ class Lost:
     exit: Exit | None = None
 
 
-class Watch(Protocol):
+class ExecWatch(Protocol):
     """Looks after one exec from outside."""
 
-    def lost(self) -> Lost:
-        """What became of the exec whose stream broke off."""
+    def lost(self) -> LostExec:
+        """Return what became of the exec whose stream broke off."""
 
     def stop(self) -> None:
-        """Nothing is to be watched any more.  Idempotent."""
+        """ExecWatch nothing any more.  Idempotent."""
 
 
 class DockerExec(ExecProcess):
@@ -59,23 +63,28 @@ class DockerExec(ExecProcess):
 
     def __init__(
         self,
-        stream: Hijacked,
+        stream: UpgradedStream,
         prefix: str,
         program: str,
         directory: str,
         signaller: Signaller,
-        watch: Watch,
+        watch: ExecWatch,
     ) -> None:
-        """Waits for the start.
+        """Wait for the start.
 
         Args:
+            stream: both directions of the exec.
+            prefix: of the marks in it.
+            program: what is started, for sentences.
+            directory: where it starts, for sentences.
+            signaller: reaches its processes.
             watch: ends the stream when the sandbox dies, and knows what became of an exec without an end mark.
 
         Raises:
             RuntimeFailure: ``START_ERROR``; ``SANDBOX_NOT_RUNNING`` when the sandbox ended before the start.
         """
         self._stream = stream
-        self._scanners = {Stream.STDOUT: Scanner(prefix), Stream.STDERR: Scanner(prefix)}
+        self._scanners = {Stream.STDOUT: MarkScanner(prefix), Stream.STDERR: MarkScanner(prefix)}
         self._program = program
         self._directory = directory
         self._signaller = signaller
@@ -112,7 +121,7 @@ class DockerExec(ExecProcess):
             self._signaller.kill_tree(self._leader)
 
     def wait(self) -> Exit:
-        """How the process ended.  Somebody has to read meanwhile: the end comes behind the output."""
+        """Wait for the process's end.  Somebody has to read meanwhile: the end comes behind the output."""
         self._over.wait()
         if self._exit is None:
             raise RuntimeFailure(ErrorCode.EXEC_LOST, f"{self._program}: its sandbox or the Docker engine went away")
@@ -188,13 +197,13 @@ class DockerExec(ExecProcess):
 
 
 def exit_of(code: int) -> Exit:
-    """A shell's exit code as the port tells it."""
+    """Convert a shell's exit code."""
     number = code - 128
     return Exit(code, number if 0 < number <= _LAST_SIGNAL else None)
 
 
 def start_failure(mark: Mark, program: str, directory: str) -> RuntimeFailure:
-    """What a mark says of a program that could not be started."""
+    """Return the failure that a mark reports of a program that could not be started."""
     problem = {
         scripts.NOT_FOUND: f"{program}: there is no such program in the sandbox",
         scripts.NOT_EXECUTABLE: f"{program}: it is not an executable file, or its user may not run it",
@@ -208,14 +217,14 @@ RunInside = Callable[[str, tuple[str, ...]], None]
 """Runs a script of `scripts` with arguments inside the sandbox, as root with all capabilities, to its end."""
 
 
-class FromInside:
+class InsideSignaller:
     """For gVisor, whose processes the host cannot see."""
 
     def __init__(self, run: RunInside) -> None:
         self._run = run
 
     def signal(self, group: int, number: int) -> None:
-        """Sends a signal to a process group."""
+        """Send a signal to a process group."""
         self._run(scripts.SIGNAL, (str(group), str(number)))
 
     def kill_tree(self, leader: int) -> None:
@@ -224,7 +233,7 @@ class FromInside:
 
 
 @dataclass(frozen=True)
-class _Process:
+class _HostProcess:
     pid: int
     parent: int
     group: int
@@ -232,15 +241,18 @@ class _Process:
     inner_pid: int
 
 
-class FromHost:
+class HostSignaller:
     """For runc.  It works even when the sandbox may start no further process."""
 
     def __init__(self, init_pid: int) -> None:
-        """``init_pid``: the container's first process, as the host numbers it."""
+        """
+        Args:
+            init_pid: the container's first process, as the host numbers it.
+        """
         self._init = init_pid
 
     def signal(self, group: int, number: int) -> None:
-        """Sends a signal to a process group."""
+        """Send a signal to a process group."""
         leader = self._leader(list(self._all()), group)
         if leader is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -266,11 +278,11 @@ class FromHost:
         for pid in seen:
             _send(pid, signal.SIGKILL)
 
-    def _leader(self, processes: list[_Process], inner_pid: int) -> _Process | None:
+    def _leader(self, processes: list[_HostProcess], inner_pid: int) -> _HostProcess | None:
         return next((process for process in processes if process.inner_pid == inner_pid), None)
 
-    def _all(self) -> Iterator[_Process]:
-        """The container's processes: those in the PID namespace of its first."""
+    def _all(self) -> Iterator[_HostProcess]:
+        """Yield the container's processes: those in the PID namespace of its first."""
         try:
             namespace = (Path("/proc") / str(self._init) / "ns/pid").readlink()
         except OSError:  # the container has ended
@@ -282,10 +294,10 @@ class FromHost:
                         yield _read(entry)
 
 
-def _read(entry: Path) -> _Process:
+def _read(entry: Path) -> _HostProcess:
     fields = (entry / "stat").read_text().rpartition(")")[2].split()
     status = (entry / "status").read_text().partition("NSpid:")[2].split("\n", 1)[0]
-    return _Process(
+    return _HostProcess(
         pid=int(entry.name),
         parent=int(fields[1]),
         group=int(fields[2]),

@@ -1,7 +1,12 @@
-"""Marks: what the scripts of `node_agent.runtime.docker_engine.scripts` say between the bytes of a process's output.
+"""The shell scripts that run inside sandboxes, and the marks that they print between the bytes of a process's output.
 
-Docker tells of an exec's end only when nobody holds its pipes any more.  So the script that starts the process writes
-a mark to both pipes after the process's end: everything the process wrote comes before it, and what a background child
+The scripts run under the static busybox that is bound into each sandbox.  They exist because Docker cannot say four
+things that the port asks for: that a process could not be started, that it has ended although a child holds its pipes,
+what its process group is, and how to end that group.  Programs are started by their path and under the exact ``argv``;
+the shell only stands around them.
+
+Docker reports an exec's end only when nobody holds its pipes any more.  So the script that starts the process writes a
+mark to both pipes after the process's end: everything the process wrote comes before it, and what a background child
 writes comes after.  A mark is ``<prefix><kind><value>;`` with a prefix that is random for each exec.
 """
 
@@ -12,7 +17,7 @@ from typing import Final
 STARTED: Final = "P"
 """Value: the process's id inside the sandbox, which is also its group's and its session's."""
 ENDED: Final = "E"
-"""Value: exit code, as a shell tells it."""
+"""Value: exit code, as a shell gives it."""
 NOT_FOUND: Final = "N"
 NOT_EXECUTABLE: Final = "X"
 NO_DIRECTORY: Final = "D"
@@ -31,11 +36,11 @@ class Mark:
 
 
 def new_prefix() -> str:
-    """A prefix that no output holds by chance."""
+    """Return a prefix that no output holds by chance."""
     return secrets.token_hex(16)
 
 
-class Scanner:
+class MarkScanner:
     """Splits one stream into output and marks."""
 
     def __init__(self, prefix: str) -> None:
@@ -43,7 +48,7 @@ class Scanner:
         self._held = b""
 
     def feed(self, data: bytes) -> list[bytes | Mark]:
-        """What ``data`` completes, in order; nothing in it is empty."""
+        """Return what ``data`` completes, in order; nothing in it is empty."""
         buffer = self._held + data
         found: list[bytes | Mark] = []
         while (start := buffer.find(self._prefix)) >= 0:
@@ -63,12 +68,12 @@ class Scanner:
         return [item for item in found if item != b""]
 
     def rest(self) -> bytes:
-        """What was held back and is output after all, because the stream has ended."""
+        """Return what was held back and is output after all, because the stream has ended."""
         held, self._held = self._held, b""
         return held
 
     def _start_of_mark(self, buffer: bytes) -> int:
-        """Where a mark may have begun that is not complete; the length of ``buffer`` when none has."""
+        """Return where a mark may have begun that is not complete; the length of ``buffer`` when none has."""
         start = buffer.find(self._prefix)
         if start >= 0:
             return start
@@ -105,7 +110,7 @@ esac
 # Becomes the program: $sbx_f under argv.  The shell's own additions to the environment stay out of it.
 _BECOME: Final = 'unset SHLVL PWD OLDPWD; sbx_n=$1; shift; exec -a "$sbx_n" "$sbx_f" "$@"'
 
-# The leader of a new session tells its id, which the program then keeps.
+# The leader of a new session prints its id, which the program then keeps.
 _LEAD: Final = f"""printf "\\036%s{STARTED}$$;" "$1"; sbx_f=$2; shift 2; {_BECOME}"""
 
 EXEC: Final = f"""

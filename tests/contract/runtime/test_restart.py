@@ -63,9 +63,7 @@ def test_create_that_a_crash_cut_short_begins_afresh(lab: Lab) -> None:
     with lab.sandbox() as box:
         box.text("touch /workspace/first-try")
         record = next(lab.root.rglob(f"{box.id}/record.json"))
-        told = json.loads(record.read_text())
-        unsettled = {"state": "creating"} if "state" in told else {"up": False}
-        record.write_text(json.dumps(told | unsettled))
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"state": "creating"}))
         restarted = lab.reopen()
         restarted.create(box.order)
 

@@ -6,7 +6,7 @@ from node_agent.runtime.docker_engine import dockerd
 
 
 def test_everything_lies_below_its_directory(tmp_path: Path) -> None:
-    made = dockerd.Engine(tmp_path / "engine", tmp_path / "docker.sock")
+    made = dockerd.DockerDaemon(tmp_path / "engine", tmp_path / "docker.sock")
 
     arguments = made._arguments(tmp_path / "engine" / "runsc")
 

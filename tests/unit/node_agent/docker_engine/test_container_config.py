@@ -17,7 +17,7 @@ from node_agent.runtime.docker_engine import container_config, probe
 from tests.unit.node_agent.docker_engine.fake_daemon import http_daemon
 
 IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
-PLACE = container_config.Place(
+PLACE = container_config.HostParts(
     busybox=Path("/b"),
     workspace=Path("/w"),
     stdout=Path("/o"),
@@ -27,7 +27,7 @@ PLACE = container_config.Place(
     network="none",
     account=Account(1000, 1000),
 )
-NAMES = container_config.Names(tag="01234567", prefix="mark", cgroup_parent="/sandbox-docker-01234567")
+NAMES = container_config.ContainerNames(tag="01234567", prefix="mark", cgroup_parent="/sandbox-docker-01234567")
 
 
 def body(image: Image = IMAGE, **fields: Any) -> dict[str, Any]:
@@ -117,9 +117,9 @@ def test_no_gpus_no_request() -> None:
 def test_more_gpus_than_there_are_is_refused() -> None:
     spec = SandboxSpec.model_validate({"id": "one", "image": "i", "gpus": 2})
 
-    probe.check(spec, 2)
+    probe.check_gpus(spec, 2)
     with pytest.raises(RuntimeFailure) as failure:
-        probe.check(spec, 0)
+        probe.check_gpus(spec, 0)
 
     assert failure.value.code is ErrorCode.CAPACITY
     assert "gpus=2" in failure.value.message
@@ -133,11 +133,11 @@ def test_a_host_has_the_gpus_of_its_driver_where_docker_can_pass_them_on(
         (proc / f"driver/nvidia/gpus/0000:0{number}:00.0").mkdir(parents=True)
     toolkit.mkdir()
     monkeypatch.setenv("PATH", str(toolkit))
-    assert probe.count(proc) == 0
+    assert probe.count_usable_gpus(proc) == 0
     hook = toolkit / "nvidia-container-runtime-hook"
     hook.touch(0o755)
-    assert probe.count(proc) == 2
-    assert probe.count(tmp_path / "no driver") == 0
+    assert probe.count_usable_gpus(proc) == 2
+    assert probe.count_usable_gpus(tmp_path / "no driver") == 0
 
 
 def test_gpus_reach_the_daemon(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import Stream
-from node_agent.runtime.docker_engine.client import Hijacked, Refused
+from node_agent.runtime.docker_engine.client import StreamRefusedError, UpgradedStream
 from tests.unit.node_agent.docker_engine.fake_daemon import UPGRADED, daemon, frame
 
 
@@ -23,7 +23,7 @@ def path() -> Iterator[Path]:
         yield Path(directory) / "s"
 
 
-def _all(stream: Hijacked) -> list[tuple[Stream, bytes]]:
+def _all(stream: UpgradedStream) -> list[tuple[Stream, bytes]]:
     pieces = []
     while (piece := stream.read()) is not None:
         pieces.append(piece)
@@ -35,7 +35,7 @@ def test_frames_that_come_with_the_headers_are_not_lost(path: Path, attempt: int
     def serve(connection: socket.socket) -> None:
         connection.sendall(UPGRADED + frame(1, b"first") + frame(2, b"second"))
 
-    with daemon(path, serve) as url, contextlib.closing(Hijacked(url, "/exec/1/start", {})) as stream:
+    with daemon(path, serve) as url, contextlib.closing(UpgradedStream(url, "/exec/1/start", {})) as stream:
         assert _all(stream) == [(Stream.STDOUT, b"first"), (Stream.STDERR, b"second")]
 
 
@@ -46,7 +46,7 @@ def test_frames_cut_anywhere_arrive_whole(path: Path) -> None:
         for index in range(len(answer)):
             connection.sendall(answer[index : index + 1])
 
-    with daemon(path, serve) as url, contextlib.closing(Hijacked(url, "/exec/1/start", {})) as stream:
+    with daemon(path, serve) as url, contextlib.closing(UpgradedStream(url, "/exec/1/start", {})) as stream:
         assert _all(stream) == [(Stream.STDOUT, b"one"), (Stream.STDERR, b"two")]
 
 
@@ -55,7 +55,7 @@ def test_a_large_frame_comes_in_bounded_pieces(path: Path) -> None:
 
     with (
         daemon(path, lambda connection: connection.sendall(UPGRADED + frame(1, data))) as url,
-        contextlib.closing(Hijacked(url, "/exec/1/start", {})) as stream,
+        contextlib.closing(UpgradedStream(url, "/exec/1/start", {})) as stream,
     ):
         pieces = [piece for _, piece in _all(stream)]
 
@@ -68,7 +68,7 @@ def test_a_frame_cut_by_the_end_gives_what_came(path: Path) -> None:
         daemon(
             path, lambda connection: connection.sendall(UPGRADED + frame(1, b"whole") + frame(1, b"cut off")[:11])
         ) as url,
-        contextlib.closing(Hijacked(url, "/exec/1/start", {})) as stream,
+        contextlib.closing(UpgradedStream(url, "/exec/1/start", {})) as stream,
     ):
         assert _all(stream) == [(Stream.STDOUT, b"whole"), (Stream.STDOUT, b"cut")]
 
@@ -77,22 +77,25 @@ def test_a_refusal_carries_the_engines_sentence(path: Path) -> None:
     body = b'{"message":"Container abc is not running"}'
     answer = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
-    with daemon(path, lambda connection: connection.sendall(answer)) as url, pytest.raises(Refused) as refused:
-        Hijacked(url, "/exec/1/start", {})
+    with (
+        daemon(path, lambda connection: connection.sendall(answer)) as url,
+        pytest.raises(StreamRefusedError) as refused,
+    ):
+        UpgradedStream(url, "/exec/1/start", {})
 
     assert (refused.value.status, refused.value.message) == (409, "Container abc is not running")
 
 
 def test_an_engine_that_hangs_up_is_no_answer(path: Path) -> None:
     with daemon(path, lambda connection: None) as url, pytest.raises(RuntimeFailure) as failure:
-        Hijacked(url, "/exec/1/start", {})
+        UpgradedStream(url, "/exec/1/start", {})
 
     assert failure.value.code is ErrorCode.BUSY
 
 
 def test_an_engine_that_is_not_there(path: Path) -> None:
     with pytest.raises(RuntimeFailure) as failure:
-        Hijacked(f"unix://{path}", "/exec/1/start", {})
+        UpgradedStream(f"unix://{path}", "/exec/1/start", {})
 
     assert failure.value.code is ErrorCode.BUSY
     assert str(path) in failure.value.message
@@ -106,7 +109,7 @@ def test_half_close_ends_the_input_and_leaves_the_output_open(path: Path) -> Non
             received += piece
         connection.sendall(frame(1, received))
 
-    with daemon(path, serve) as url, contextlib.closing(Hijacked(url, "/exec/1/start", {})) as stream:
+    with daemon(path, serve) as url, contextlib.closing(UpgradedStream(url, "/exec/1/start", {})) as stream:
         assert stream.write(b"input")
         stream.close_write()
         stream.close_write()
@@ -120,7 +123,7 @@ def test_hanging_up_lets_a_blocked_reader_and_writer_go(path: Path) -> None:
         connection.sendall(UPGRADED)
         over.wait(10)
 
-    with daemon(path, serve) as url, contextlib.closing(Hijacked(url, "/exec/1/start", {})) as stream:
+    with daemon(path, serve) as url, contextlib.closing(UpgradedStream(url, "/exec/1/start", {})) as stream:
         read: list[object] = []
         written: list[bool] = []
         threads = [
