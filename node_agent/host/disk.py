@@ -3,14 +3,18 @@
 A full disk is told from every other failure: it has a code of its own, because freeing space cures it.
 """
 
+import contextlib
 import ctypes
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from gateway.wire.errors import ErrorCode
+from node_agent.errors import RuntimeFailure
 from node_agent.host.process import CommandError
 
 _OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -31,6 +35,23 @@ def out_of_space(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _OUT_OF_SPACE
     return isinstance(error, CommandError) and says_full(error.output)
+
+
+@contextlib.contextmanager
+def host_errors(what: str) -> Iterator[None]:
+    """Translate an error of the kernel or of a host command inside the block.
+
+    Args:
+        what: what is done there, as the sentence begins.
+
+    Raises:
+        RuntimeFailure: ``DISK_FULL`` where a disk of the host is full, else ``INTERNAL``.
+    """
+    try:
+        yield
+    except (OSError, CommandError) as error:
+        code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
+        raise RuntimeFailure(code, f"{what}: {error}") from error
 
 
 def says_full(text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
+from node_agent.host.disk import host_errors
 from node_agent.host.firewall import Firewall
 from node_agent.host.process import CommandError, run
 
@@ -62,14 +63,12 @@ class Networks:
         Raises:
             RuntimeFailure: ``CAPACITY`` when the pool is used up; ``INTERNAL`` when the host refuses.
         """
-        try:
+        with host_errors("network of a sandbox"):
             self.firewall.ensure()
             enable_forwarding()
             with host_wide_lock():
                 net = self._plan()
                 self._build(net)
-        except (CommandError, OSError) as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"network of a sandbox: {error}") from error
         return net
 
     def rebuild(self, net: Net) -> None:
@@ -79,13 +78,11 @@ class Networks:
             RuntimeFailure: the host refuses, e.g. because the addresses were taken meanwhile.
         """
         self.remove(net)
-        try:
+        with host_errors(f"network {net.namespace}"):
             self.firewall.ensure()
             enable_forwarding()
             with host_wide_lock():
                 self._build(net)
-        except (CommandError, OSError) as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"network {net.namespace}: {error}") from error
 
     def remove(self, net: Net) -> None:
         """Remove namespace and veth.  Idempotent."""

@@ -18,8 +18,8 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
-from node_agent.host.disk import out_of_space
-from node_agent.host.process import CommandError, run
+from node_agent.host.disk import host_errors
+from node_agent.host.process import run
 
 _IMAGE: Final = "volume.ext4"
 _POINT: Final = "volume"
@@ -49,16 +49,13 @@ class Volumes:
                 there and has another size.
         """
         volume = Volume(directory)
-        try:
+        with host_errors(f"volume of {size_mb} MiB in {directory}"):
             if volume.image.exists():
                 _check_size(volume, size_mb)
                 volume.mount()
             else:
                 self._make(volume, size_mb)
                 volume.mount(fresh=True)
-        except (OSError, CommandError) as error:
-            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
-            raise RuntimeFailure(code, f"volume of {size_mb} MiB in {directory}: {error}") from error
         return volume
 
     def _make(self, volume: "Volume", size_mb: int) -> None:
