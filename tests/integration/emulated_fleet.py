@@ -87,7 +87,7 @@ class Fleet:
         with (self._directory / "as.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **self._environ}, stdout=log, stderr=log)
         try:
-            wait_until(lambda: "acting" in self.log() or process.poll() is not None, SECONDS)
+            wait_until(lambda: "pools, executing" in self.log() or process.poll() is not None, SECONDS)
             assert process.poll() is None, self.log()
             yield
             process.send_signal(signal.SIGTERM)

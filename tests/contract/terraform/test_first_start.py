@@ -182,7 +182,7 @@ def test_the_autoscaler_starts_when_the_clouds_token_arrives(fleet: Fleet) -> No
     put = ("install", "-m", "0600", "-o", "sandbox-autoscaler", "/dev/stdin", f"{STATE}/autoscaler/hcloud.token")
     fleet.gateway.told(*put, text="secret\n")
     said = ("journalctl", "--no-pager", "--unit", "sandbox-autoscaler")
-    wait_until(lambda: "provider hetzner cannot be asked" in fleet.gateway.run(*said).stdout, 60)
+    wait_until(lambda: "provider hetzner cannot be listed" in fleet.gateway.run(*said).stdout, 60)
     assert_well(fleet.gateway, "sandbox-autoscaler.service")
 
 

@@ -66,7 +66,7 @@ def token(tmp_path: Path) -> None:
         ("[providers.local]", 'database_url = "sqlite:////proc/no.db"\n[providers.local]', "the journal "),
     ],
 )
-def test_bad_settings_are_one_sentence(tmp_path: Path, old: str, new: str, why: str) -> None:
+def test_invalid_settings_stop_a_command_with_one_sentence(tmp_path: Path, old: str, new: str, why: str) -> None:
     assert why in failure(tmp_path, GOOD.replace(old, new))
 
 
@@ -76,20 +76,20 @@ def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"one\ntwo\n", "t\u2713ken".encode(), b"\xff\xfe"])
-def test_a_token_file_that_holds_no_token_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_token_file_without_a_usable_token_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
     assert f"{tmp_path}/token holds no token, or more than one" in failure(tmp_path, GOOD)
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "status", "pools"])
-def test_a_pool_that_wants_gpus_where_there_are_none_is_refused(tmp_path: Path, command: str) -> None:
+def test_a_gpu_pool_of_a_provider_without_gpus_is_refused(tmp_path: Path, command: str) -> None:
     text = GOOD + '[[pools]]\nname = "gpu"\nprovider = "local"\ngpus = 1\n'
     refused = failure(tmp_path, text, command)
     assert "pool gpu: it wants GPUs (gpus = 1), and provider local has none; name a provider that has" in refused
     assert not (tmp_path / "as" / "journal.db").exists()
 
 
-def test_reading_needs_no_secret_of_a_cloud(tmp_path: Path) -> None:
+def test_commands_that_only_read_need_no_cloud_secret(tmp_path: Path) -> None:
     cloud = '[providers.hetzner]\ntoken_env = "NOT_SET_HERE"\n[[pools]]'
     config = tmp_path / "as.toml"
     config.write_text(GOOD.replace("[[pools]]", cloud).format(root=tmp_path))
@@ -97,7 +97,7 @@ def test_reading_needs_no_secret_of_a_cloud(tmp_path: Path) -> None:
     assert "provider hetzner: " in failure(tmp_path, GOOD.replace("[[pools]]", cloud), "plan")
 
 
-def test_a_lock_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unreadable_lock_is_named(tmp_path: Path) -> None:
     (tmp_path / "as" / "autoscaler.lock").mkdir(parents=True)
     told = failure(tmp_path, GOOD, "status")
     assert f"the lock {tmp_path}/as/autoscaler.lock cannot be read: Is a directory" in told
@@ -108,7 +108,7 @@ def test_a_missing_file_is_named() -> None:
     assert "/no/such.toml" in message_of(done)
 
 
-def test_a_journal_of_a_newer_version_is_one_sentence(tmp_path: Path) -> None:
+def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "as" / "journal.db"
     Journal.open(f"sqlite:///{path}").close()
     with sqlite3.connect(path) as raw:
@@ -127,7 +127,7 @@ def looked(tmp_path: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_an_autoscaler_that_never_ran_is_looked_at_and_left_without_a_journal(tmp_path: Path) -> None:
+def test_looking_creates_no_journal(tmp_path: Path) -> None:
     assert looked(tmp_path, "status") == "running: no\nno instances\n"
     assert looked(tmp_path, "events") == "nothing has happened yet\n"
     assert "0 of 0–1" in looked(tmp_path, "pools")
@@ -137,7 +137,7 @@ def test_an_autoscaler_that_never_ran_is_looked_at_and_left_without_a_journal(tm
     assert not (tmp_path / "as").exists()
 
 
-def test_pools_tells_what_each_may_buy_without_a_gateway(tmp_path: Path) -> None:
+def test_pools_shows_offers_without_a_gateway(tmp_path: Path) -> None:
     shown = looked(tmp_path, "pools")
     assert "available" in shown
     assert "local@here" in shown
@@ -173,7 +173,7 @@ def older(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_journal_of_an_older_version_is_looked_at_and_left_as_it_is(tmp_path: Path, older: Path) -> None:
+def test_looking_leaves_an_older_journal_unchanged(tmp_path: Path, older: Path) -> None:
     before = older.read_bytes()
     assert "local-cpu-op" in looked(tmp_path, "status")
     assert "1 of 0–1" in looked(tmp_path, "pools")
@@ -181,7 +181,7 @@ def test_a_journal_of_an_older_version_is_looked_at_and_left_as_it_is(tmp_path: 
     assert older.read_bytes() == before
 
 
-def test_a_journal_of_another_user_is_one_sentence(tmp_path: Path) -> None:
+def test_a_journal_of_another_user_is_named(tmp_path: Path) -> None:
     config = tmp_path / "as.toml"
     config.write_text(GOOD.format(root=tmp_path))
     settings = AutoscalerSettings.load(config)
@@ -196,7 +196,7 @@ def test_a_journal_of_another_user_is_one_sentence(tmp_path: Path) -> None:
         os.seteuid(me)
 
 
-def test_without_a_gateway_there_is_no_whole_plan(tmp_path: Path) -> None:
+def test_without_a_gateway_the_plan_is_incomplete(tmp_path: Path) -> None:
     config = tmp_path / "as.toml"
     config.write_text(GOOD.format(root=tmp_path))
     done = CliRunner().invoke(app, ["plan", "--json", "--config", str(config)])
@@ -204,7 +204,7 @@ def test_without_a_gateway_there_is_no_whole_plan(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["actions"] == []
 
 
-def test_who_forgot_the_settings_file_is_told() -> None:
+def test_a_missing_settings_file_names_the_option() -> None:
     assert "--config" in message_of(CliRunner().invoke(app, ["status"]))
 
 
@@ -220,14 +220,12 @@ def test_who_forgot_the_settings_file_is_told() -> None:
     ],
 )
 @pytest.mark.parametrize("words", ["run", "plan", "status", "events", "pools"])
-def test_a_database_that_cannot_be_used_is_one_sentence_without_its_password(
-    tmp_path: Path, url: str, why: str, words: str
-) -> None:
+def test_an_unusable_database_is_named_without_its_password(tmp_path: Path, url: str, why: str, words: str) -> None:
     said = failure(tmp_path, GOOD.replace("[providers.local]", f'database_url = "{url}"\n[providers.local]'), words)
     assert why in said
     assert "secret" not in said.replace(str(tmp_path), "")
 
 
-def test_doctor_hears_that_the_providers_load() -> None:
+def test_doctor_checks_that_providers_load() -> None:
     rows = {row.name: row for row in checks()}
     assert rows["provider local"].verdict is Verdict.OK

@@ -52,7 +52,7 @@ def journal(url: str) -> Iterator[Journal]:
     opened.close()
 
 
-def test_what_is_written_is_there_after_a_new_start(journal: Journal, url: str) -> None:
+def test_rows_survive_a_restart(journal: Journal, url: str) -> None:
     journal.add([an_intent(1), an_intent(2)])
     again = Journal.open(url)
     assert again.open_intents() == (an_intent(1), an_intent(2))
@@ -66,7 +66,7 @@ def test_intents_are_added_all_or_none(journal: Journal) -> None:
     assert journal.open_intents() == (an_intent(1),)
 
 
-def test_a_move_keeps_to_the_table_and_leaves_an_event(journal: Journal) -> None:
+def test_a_move_follows_the_state_table_and_leaves_an_event(journal: Journal) -> None:
     journal.add([an_intent(1)])
     moved = journal.move("op1", S.CALLING, now=20.0, reason="go", attempts=1)
     assert (moved.state, moved.changed_at, moved.detail, moved.attempts) == (S.CALLING, 20.0, "go", 1)
@@ -108,7 +108,7 @@ def test_findings_are_written_together(journal: Journal) -> None:
     assert set(journal.learned()) == {("cpu", "t", "s1")}
 
 
-def test_more_time_for_a_boot_is_kept_and_told(journal: Journal) -> None:
+def test_an_extended_boot_is_stored_with_an_event(journal: Journal) -> None:
     journal.add([an_intent(1, S.BOOTING)])
     journal.settle((BootExtended("op1", 500.0, "a step nearer"),), 110.0)
     row = journal.intent("op1")
@@ -117,12 +117,12 @@ def test_more_time_for_a_boot_is_kept_and_told(journal: Journal) -> None:
     assert (last.at, last.subject, last.kind, last.detail) == (110.0, "d-cpu-op1", "extended", "a step nearer")
 
 
-def test_a_lesson_of_another_spec_replaces_the_one_before(journal: Journal) -> None:
+def test_a_shape_learned_under_another_spec_replaces_the_last(journal: Journal) -> None:
     journal.settle((Learn("cpu", "t", "s1", Shape(cpus=1)), Learn("cpu", "t", "s2", Shape(cpus=2))), 30.0)
     assert journal.learned() == {("cpu", "t", "s2"): Shape(cpus=2)}
 
 
-def test_an_older_journal_is_brought_up_to_date(url: str, tmp_path: Path) -> None:
+def test_an_older_journal_is_migrated(url: str, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     engine, config = create_engine(url), Config()
     config.set_main_option("script_location", str(MIGRATIONS))
@@ -159,7 +159,7 @@ def test_an_older_journal_keeps_its_back_offs(url: str, tmp_path: Path) -> None:
     journal.close()
 
 
-def test_gone_rows_leave_the_open_ones_and_are_remembered_by_name(journal: Journal) -> None:
+def test_gone_rows_are_remembered_by_name(journal: Journal) -> None:
     journal.add([an_intent(1)])
     journal.move("op1", S.GONE, now=20.0, reason="x")
     assert journal.open_intents() == ()
@@ -194,7 +194,7 @@ def test_back_offs_are_replaced_by_key_and_released(journal: Journal) -> None:
     assert journal.backoffs() == {}
 
 
-def test_back_offs_that_nobody_looks_at_any_more_are_dropped(journal: Journal) -> None:
+def test_old_back_offs_are_pruned(journal: Journal) -> None:
     journal.hold_back(BackOff(KEY, 100.0, 1, 0.0, "r"))
     journal.hold_back(BackOff(OTHER, 90_000.0, 1, 0.0, "r"))
     journal.prune(100.0 + FORGET_SECONDS)

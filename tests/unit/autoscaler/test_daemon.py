@@ -1,4 +1,4 @@
-"""systemd is told through a real datagram socket."""
+"""The schedule, with real signals; systemd hears of it through a real datagram socket."""
 
 import logging
 import os
@@ -12,6 +12,63 @@ import pytest
 
 from autoscaler import daemon
 from autoscaler.daemon import Daemon, Notifier
+
+
+def run_until_signal(tick: Callable[[Callable[[], bool]], object], *, seconds: float = 0.05) -> None:
+    Daemon(tick, lambda: None, seconds).run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ticks_until_a_signal_which_a_running_tick_sees(number: signal.Signals) -> None:
+    seen: list[bool] = []
+
+    def tick(is_stopping: Callable[[], bool]) -> None:
+        seen.append(is_stopping())
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+            while not is_stopping():
+                threading.Event().wait(0.01)
+            seen.append(is_stopping())
+
+    run_until_signal(tick)
+    assert seen == [False, False, False, True]
+
+
+def test_failing_ticks_are_logged_once_and_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    count = 0
+
+    def tick(_is_stopping: Callable[[], bool]) -> None:
+        nonlocal count
+        count += 1
+        if count <= 3:
+            raise RuntimeError(f"disk full, try {count}")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    run_until_signal(tick)
+    assert count >= 4
+    told = [message for message in caplog.messages if message.startswith("the tick failed")]
+    assert told == ["the tick failed: RuntimeError: disk full, try 1", "the tick failed: resolved"]
+    assert "Traceback" in caplog.text
+
+
+def test_a_failing_prune_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("autoscaler.daemon.PRUNE_SECONDS", 0.05)
+
+    def prune() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise RuntimeError("disk full")
+
+    Daemon(lambda _stopping: None, prune, 0.05).run()
+    assert "job prune failed" in caplog.text
+    assert "RuntimeError: disk full" in caplog.text
+
+
+def test_signal_handlers_are_restored() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    run_until_signal(lambda _stopping: os.kill(os.getpid(), signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is before
+
 
 TICK = 0.01
 
@@ -44,7 +101,7 @@ def environ(listener: socket.socket) -> dict[str, str]:
     return {"NOTIFY_SOCKET": listener.getsockname(), "WATCHDOG_USEC": "20000"}
 
 
-def test_it_is_ready_lives_and_ends(listener: socket.socket) -> None:
+def test_systemd_hears_ready_alive_and_stopping(listener: socket.socket) -> None:
     told: list[str] = []
 
     def tick(is_stopping: Callable[[], bool]) -> None:
@@ -57,7 +114,9 @@ def test_it_is_ready_lives_and_ends(listener: socket.socket) -> None:
     assert [words for words in told if words != "WATCHDOG=1"] == ["READY=1", "STOPPING=1"]
 
 
-def test_it_is_silent_while_a_tick_hangs(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_hears_nothing_while_a_tick_hangs(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(daemon, "STALLED_SECONDS", 3 * TICK)
     warnings: list[list[str]] = []
     hangs, stalled = threading.Event(), threading.Event()
@@ -84,7 +143,7 @@ def test_it_is_silent_while_a_tick_hangs(listener: socket.socket, monkeypatch: p
     assert warnings[2:4] == [[], []], "nothing was told between one stall and the next"
 
 
-def test_an_address_without_a_file_is_understood(listener: socket.socket) -> None:
+def test_an_abstract_socket_address_works(listener: socket.socket) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind("\0sandbox-fleet-test-notify")
         made.settimeout(20)
@@ -92,7 +151,7 @@ def test_an_address_without_a_file_is_understood(listener: socket.socket) -> Non
         assert heard(made) == "READY=1"
 
 
-def test_without_systemd_nothing_is_told_and_without_a_listener_it_is_logged(
+def test_without_systemd_nothing_is_sent_and_a_missing_listener_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Notifier({}).send("READY=1")

@@ -9,7 +9,7 @@ from autoscaler.observe import NO_GATEWAY
 from autoscaler.throttled_log import REPEAT_SECONDS, ThrottledLog
 from providers.base import Applied, ErrorKind
 from tests.scenario.autoscaler.fleet import Fleet
-from tests.unit.autoscaler.test_anchor import HandClock
+from tests.unit.autoscaler.clocks import HandClock
 
 TROUBLE = "provider fog cannot be listed"
 
@@ -20,53 +20,53 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def remarks(clock: HandClock, caplog: pytest.LogCaptureFixture) -> ThrottledLog:
+def throttled(clock: HandClock, caplog: pytest.LogCaptureFixture) -> ThrottledLog:
     caplog.set_level(logging.INFO)
     return ThrottledLog(logging.getLogger("autoscaler.provider_polling"), clock.monotonic)
 
 
-def test_what_lasts_is_told_once_and_again_after_a_while(
-    remarks: ThrottledLog, clock: HandClock, caplog: pytest.LogCaptureFixture
+def test_lasting_trouble_is_logged_once_and_repeated_after_a_while(
+    throttled: ThrottledLog, clock: HandClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(5):
-        remarks.report(TROUBLE, "network: no route")
+        throttled.report(TROUBLE, "network: no route")
     assert caplog.messages == [f"{TROUBLE}: network: no route"]
     clock.pass_by(REPEAT_SECONDS)
-    remarks.report(TROUBLE, "network: no route")
+    throttled.report(TROUBLE, "network: no route")
     assert len(caplog.messages) == 2
 
 
-def test_what_changes_is_told_but_a_number_is_no_change(
-    remarks: ThrottledLog, caplog: pytest.LogCaptureFixture
+def test_a_changed_detail_is_logged_but_a_number_is_no_change(
+    throttled: ThrottledLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remarks.report(TROUBLE, "network: <connection at 0x7f31ac> has not answered for 10 s")
-    remarks.report(TROUBLE, "network: <connection at 0x8b90de> has not answered for 20 s")
+    throttled.report(TROUBLE, "network: <connection at 0x7f31ac> has not answered for 10 s")
+    throttled.report(TROUBLE, "network: <connection at 0x8b90de> has not answered for 20 s")
     assert len(caplog.messages) == 1
-    remarks.report(TROUBLE, "auth: the token is refused")
+    throttled.report(TROUBLE, "auth: the token is refused")
     assert caplog.messages[1:] == [f"{TROUBLE}: auth: the token is refused"]
 
 
-def test_the_end_is_told_to_who_heard_of_the_beginning(remarks: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
-    remarks.resolve(TROUBLE)
+def test_the_end_is_logged_where_the_beginning_was(throttled: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
+    throttled.resolve(TROUBLE)
     assert caplog.messages == []
-    remarks.report(TROUBLE, "network: no route")
-    remarks.resolve(TROUBLE)
-    remarks.resolve(TROUBLE)
+    throttled.report(TROUBLE, "network: no route")
+    throttled.resolve(TROUBLE)
+    throttled.resolve(TROUBLE)
     assert caplog.messages[1:] == [f"{TROUBLE}: resolved"]
-    remarks.report(TROUBLE, "network: no route")
+    throttled.report(TROUBLE, "network: no route")
     assert len(caplog.messages) == 3
 
 
-def test_of_what_broke_the_traceback_is_kept(remarks: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_traceback_of_broken_code_is_logged(throttled: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
     try:
         raise KeyError("x")
     except KeyError:
-        remarks.report(TROUBLE, "KeyError: 'x'", level=logging.ERROR, trace=True)
+        throttled.report(TROUBLE, "KeyError: 'x'", level=logging.ERROR, trace=True)
     assert 'raise KeyError("x")' in caplog.text
     assert caplog.records[0].levelno == logging.ERROR
 
 
-def test_ticks_do_not_repeat_who_does_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ticks_do_not_repeat_an_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     fleet = Fleet(tmp_path)
     fleet.gateway.unreachable = True

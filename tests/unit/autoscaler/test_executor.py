@@ -63,7 +63,7 @@ def kinds(fleet: Fleet, kind: str) -> list[str]:
     return [event.detail for event in fleet.journal.events(200) if event.kind == kind]
 
 
-def test_a_slow_boot_that_goes_on_becomes_a_node(tmp_path: Path) -> None:
+def test_a_slow_boot_that_makes_progress_becomes_a_node(tmp_path: Path) -> None:
     fleet = SlowFleet(tmp_path)
     (sandbox,) = fleet.ask()
     fleet.until(lambda: sandbox in fleet.gateway.placed)
@@ -72,7 +72,7 @@ def test_a_slow_boot_that_goes_on_becomes_a_node(tmp_path: Path) -> None:
     assert told.endswith("it gets 300 s more, once; the provider reports: copies the disk")
 
 
-def test_a_boot_without_end_is_given_more_time_once(tmp_path: Path) -> None:
+def test_an_endless_boot_is_extended_once(tmp_path: Path) -> None:
     fleet = EndlessFleet(tmp_path)
     fleet.ask()
     fleet.until(lambda: bool(kinds(fleet, "deleting")))
@@ -82,7 +82,7 @@ def test_a_boot_without_end_is_given_more_time_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_delete_that_fails_holds_its_pool_back_from_closing_more(tmp_path: Path) -> None:
+def test_a_failed_delete_backs_scale_down_of_its_pool_off(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     (sandbox,) = fleet.ask()
     fleet.until(lambda: sandbox in fleet.gateway.placed)
@@ -98,7 +98,7 @@ def test_a_delete_that_fails_holds_its_pool_back_from_closing_more(tmp_path: Pat
     fleet.until(lambda: fleet.states() == [])
 
 
-def test_a_new_node_bundle_replaces_the_nodes_that_installed_the_last_one(tmp_path: Path) -> None:
+def test_a_new_node_bundle_replaces_nodes_of_the_old_one(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, pool(min=1, spec="s1", installs=True))
     fleet.until(lambda: fleet.states() == ["ready"])
     (row,) = fleet.journal.open_intents()
@@ -114,7 +114,7 @@ def test_a_new_node_bundle_replaces_the_nodes_that_installed_the_last_one(tmp_pa
     assert len(fleet.cloud.created) == 2
 
 
-def test_a_gateway_without_a_bundle_is_no_reason_to_replace(tmp_path: Path) -> None:
+def test_an_unknown_bundle_replaces_nothing(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, pool(min=1, spec="s1", installs=True))
     fleet.until(lambda: fleet.states() == ["ready"])
     fleet.gateway.unreachable = True
@@ -126,7 +126,7 @@ def test_a_gateway_without_a_bundle_is_no_reason_to_replace(tmp_path: Path) -> N
     assert len(fleet.cloud.created) == 1
 
 
-def test_a_lesson_of_other_settings_stops_nobody(tmp_path: Path) -> None:
+def test_shapes_learned_under_other_settings_are_ignored(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, pool(spec="s2"))
     tiny = Shape(cpus=0.1, memory_mb=10, disk_mb=10, slots=1)
     fleet.journal.settle((Learn("cpu", "small", "s1", tiny),), 0.0)
@@ -135,7 +135,7 @@ def test_a_lesson_of_other_settings_stops_nobody(tmp_path: Path) -> None:
     assert fleet.journal.learned()["cpu", "small", "s2"].cpus == 4
 
 
-def test_a_stray_that_cannot_be_deleted_is_told_to_go_ever_more_rarely(tmp_path: Path) -> None:
+def test_deletes_of_an_orphan_are_sent_ever_more_rarely(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path)
     want = Create("test-cpu-stray", "stray", DEPLOYMENT, "cpu", "small", "here", "i", "", {OPERATION_LABEL: "stray"})
     fleet.provider.create(want)
@@ -146,7 +146,7 @@ def test_a_stray_that_cannot_be_deleted_is_told_to_go_ever_more_rarely(tmp_path:
     assert [round(after.at - before.at) for before, after in itertools.pairwise(sweeps)] == [60, 120, 240]
 
 
-def test_an_offer_that_stands_in_counts_what_was_spent_in_the_same_tick(tmp_path: Path) -> None:
+def test_a_substitute_offer_counts_what_was_spent_in_the_same_tick(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, pool(max_monthly=Decimal("0.11")))
     ended = Intent("op9", "cpu", "fake", "test-cpu-op9", "small", "here", IntentState.DELETING, 0.0, 0.0, 0.0)
     now = fleet.clock.now()
@@ -165,7 +165,7 @@ def test_an_offer_that_stands_in_counts_what_was_spent_in_the_same_tick(tmp_path
     [({}, "booting"), ({"heartbeat_at": None}, "deleting"), ({"operation_id": "another"}, "deleting")],
     ids=["it was heard of", "it was never heard of", "it is another order's"],
 )
-def test_a_late_machine_is_kept_for_a_node_of_its_own_that_was_heard_of(
+def test_a_late_instance_is_kept_only_for_a_heartbeat_of_its_own_node(
     tmp_path: Path, changes: dict[str, object], state: str
 ) -> None:
     fleet = Fleet(tmp_path)

@@ -1,27 +1,38 @@
-"""What a new process knows of the clocks of the one before."""
+"""The clock guard: jumps that one process sees, and jumps between two processes."""
 
 from pathlib import Path
 
 import pytest
 
-from autoscaler.clock import ClockAnchor, ClockGuard, DaemonClock
+from autoscaler.clock import ClockAnchor, ClockGuard
+from tests.unit.autoscaler.clocks import HandClock
 
 GRACE = 100.0
 
 
-class HandClock(DaemonClock):
-    def __init__(self) -> None:
-        self.wall, self.steady = 1_000_000.0, 500.0
+@pytest.mark.parametrize("jump", [-3600.0, 31.0])
+def test_ages_are_not_trusted_for_the_grace_after_a_jump(jump: float) -> None:
+    clock, jumps = HandClock(), list[float]()
+    guard = ClockGuard(clock, GRACE, jumps.append)
+    clock.pass_by(5000.0)
+    assert guard.check()
+    clock.wall += jump
+    assert not guard.check()
+    clock.pass_by(99.0)
+    assert not guard.check()
+    clock.pass_by(1.0)
+    assert guard.check()
+    assert jumps == [jump]
 
-    def now(self) -> float:
-        return self.wall
 
-    def monotonic(self) -> float:
-        return self.steady
-
-    def pass_by(self, seconds: float) -> None:
-        self.wall += seconds
-        self.steady += seconds
+def test_slow_drift_is_trusted() -> None:
+    clock, jumps = HandClock(), list[float]()
+    guard = ClockGuard(clock, GRACE, jumps.append)
+    for _ in range(100):
+        clock.pass_by(10.0)
+        clock.wall += 1.0
+        assert guard.check()
+    assert jumps == []
 
 
 class Machine:
@@ -51,7 +62,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 31.0])
-def test_a_jump_while_nobody_lived_is_seen_by_the_next_process(machine: Machine, jump: float) -> None:
+def test_a_jump_between_two_processes_is_noticed_by_the_next(machine: Machine, jump: float) -> None:
     machine.clock.pass_by(5000.0)
     machine.clock.wall += jump
     guard = machine.process()
@@ -63,13 +74,13 @@ def test_a_jump_while_nobody_lived_is_seen_by_the_next_process(machine: Machine,
     assert machine.process().check(), "it is told once; the journal holds for how long ages prove nothing"
 
 
-def test_what_was_not_kept_is_seen_again(machine: Machine) -> None:
+def test_a_jump_that_was_not_saved_is_noticed_again(machine: Machine) -> None:
     machine.clock.wall += 60
     assert not machine.process().check()
     assert not machine.process().check()
 
 
-def test_the_file_is_its_owners(machine: Machine) -> None:
+def test_only_its_owner_may_read_the_anchor(machine: Machine) -> None:
     assert {each.stat().st_mode & 0o777 for each in machine.path.parent.glob("clock*")} == {0o600}
 
 
@@ -79,7 +90,7 @@ def test_time_that_passes_is_no_jump(machine: Machine) -> None:
     assert machine.jumps == []
 
 
-def test_a_small_drift_is_kept_and_never_adds_up(machine: Machine) -> None:
+def test_small_drift_is_saved_and_never_adds_up(machine: Machine) -> None:
     for _ in range(100):
         guard = machine.process()
         assert guard.check()
@@ -90,7 +101,7 @@ def test_a_small_drift_is_kept_and_never_adds_up(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("words", ["", "{", "[]", '{"boot": "one"}', '{"boot": "one", "offset": "x"}'])
-def test_a_broken_file_is_as_none(machine: Machine, words: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_anchor_is_ignored(machine: Machine, words: str, caplog: pytest.LogCaptureFixture) -> None:
     machine.path.write_text(words)
     machine.clock.wall += 3600
     guard = machine.process()
@@ -101,14 +112,14 @@ def test_a_broken_file_is_as_none(machine: Machine, words: str, caplog: pytest.L
     assert not machine.process().check()
 
 
-def test_after_a_boot_monotonic_time_is_another(machine: Machine) -> None:
+def test_an_anchor_of_an_earlier_boot_is_ignored(machine: Machine) -> None:
     machine.boot("two")
     machine.clock.steady = 3.0
     assert machine.process().check()
     assert machine.jumps == []
 
 
-def test_a_disk_that_takes_nothing_ends_nothing(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_anchor_that_cannot_be_written_stops_nothing(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
     machine.path.unlink()
     machine.path.mkdir()
     guard = machine.process()

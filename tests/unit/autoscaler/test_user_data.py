@@ -1,4 +1,4 @@
-"""What new machines are told: whole, small enough, without secrets but the join token, and valid."""
+"""What new machines are told: complete, small enough, valid, and without secrets but the join token."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from autoscaler import user_data
-from autoscaler.user_data import NodeBoot, UserDataError
+from autoscaler.user_data import NodeBoot, UserDataError, for_cloud_init, for_local, renderer
 from providers.base import USER_DATA_LABEL
 
 DIGEST = "5" * 64
@@ -53,7 +53,7 @@ def test_the_settings_and_the_token_are_for_root_only() -> None:
     assert files["/etc/sandbox-fleet/join.token"][1] == "sbxj_secret\n"
 
 
-def test_the_node_is_told_who_it_is() -> None:
+def test_a_node_learns_its_identity() -> None:
     told = tomllib.loads(written(document())["/etc/sandbox-fleet/node.toml"][1])
     assert told == {
         "gateway_url": "http://10.0.0.2:8090",
@@ -67,7 +67,7 @@ def test_the_node_is_told_who_it_is() -> None:
     }
 
 
-def test_the_token_stands_in_one_place_only() -> None:
+def test_the_token_is_in_one_file_only() -> None:
     text = user_data.for_cloud_init(BOOT)
     files = written(yaml.safe_load(text))
     assert "sbxj_secret" not in text
@@ -91,7 +91,7 @@ def test_an_instance_name_is_data_for_yaml() -> None:
     assert document(replace(BOOT, instance='x: "y" #'))["hostname"] == 'x: "y" #'
 
 
-def test_what_is_larger_than_the_cloud_takes_is_refused_before_it_is_used() -> None:
+def test_user_data_larger_than_the_cloud_accepts_is_refused() -> None:
     large = replace(BOOT, settings={"labels": {f"k{number}": "v" * 200 for number in range(200)}})
     with pytest.raises(UserDataError, match="32768"):
         user_data.for_cloud_init(large)
@@ -105,12 +105,12 @@ def test_an_ordinary_document_is_far_below_the_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["hetzner", "ucloud", "fog"])
-def test_without_a_bundle_nothing_is_ordered(kind: str) -> None:
+def test_without_a_bundle_there_is_no_user_data(kind: str) -> None:
     with pytest.raises(UserDataError, match="sandboxes gateway bundle"):
         user_data.renderer(kind)(replace(BOOT, bundle_sha256=""))
 
 
-def test_ucloud_and_cloud_init_tell_the_same_files() -> None:
+def test_ucloud_and_cloud_init_write_the_same_files() -> None:
     told = json.loads(user_data.for_ucloud(BOOT))["files"]
     files = written(document())
     assert {f"/etc/sandbox-fleet/{name}": content for name, content in told.items()} == {
@@ -126,7 +126,7 @@ def test_both_ways_install_the_same_service_and_script() -> None:
     assert "@{" not in script
 
 
-def test_the_init_script_reads_the_label_that_the_pool_gave(tmp_path: Path) -> None:
+def test_the_init_script_reads_the_label_of_the_job(tmp_path: Path) -> None:
     """The part that runs on UCloud only, against a job description that has the label somewhere inside."""
     script = user_data.ucloud_init_script().partition("cat >/etc/systemd")[0]
     job = {"id": "1", "specification": {"labels": {"x": "y", USER_DATA_LABEL: user_data.for_ucloud(BOOT)}}}
@@ -144,3 +144,28 @@ def test_the_init_script_reads_the_label_that_the_pool_gave(tmp_path: Path) -> N
         "files"
     ]
     assert {entry.stat().st_mode & 0o777 for entry in config.iterdir()} == {0o600}
+
+
+def test_a_local_node_gets_its_settings_and_its_token_apart() -> None:
+    settings = {"slots": 3, "runtimes": ["runsc"], "docker_url": 'a"b\\c', "labels": {"x": "y"}, "root": "${dir}/r"}
+    boot = NodeBoot("http://gw/$x", "to$ken", "d-cpu-a", "cpu", "sandbox", settings)
+    files = {file["path"]: file for file in json.loads(for_local(boot))["files"]}
+    assert set(files) == {"node.toml", "join.token"}
+    assert files["join.token"] == {"path": "join.token", "content": "to$$ken\n", "mode": 0o600}
+    written = tomllib.loads(files["node.toml"]["content"])
+    assert written == {
+        "gateway_url": "http://gw/$$x",
+        "join_token_file": "${dir}/join.token",
+        "root": "${dir}/r",
+        "host": "${address}",
+        "port": 0,
+        "instance": "d-cpu-a",
+        "slots": 3,
+        "runtimes": ["runsc"],
+        "docker_url": 'a"b\\c',
+        "labels": {"x": "y", "pool": "cpu", "role": "sandbox"},
+    }
+
+
+def test_machines_of_a_plugin_get_a_cloud_init_document() -> None:
+    assert renderer("fog") is for_cloud_init
