@@ -237,7 +237,7 @@ class LocalProvider(ComputeProvider):
         try:
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-m", "providers.local.vm", str(home.path)],
+                [sys.executable, "-m", "providers.local.supervisor", str(home.path)],
                 {name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
                 file_actions=[(os.POSIX_SPAWN_DUP2, *pair) for pair in ((null, 0), (log, 1), (log, 2))],
                 setsid=True,

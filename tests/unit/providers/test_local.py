@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from providers.base import Applied, Create, Deleted, ErrorKind, Phase, ProviderError, Ref
-from providers.local import processes, vm
+from providers.local import processes
+from providers.local import supervisor
 from providers.local.home import Home, UserData
 from providers.local.provider import LocalProvider
 
@@ -96,7 +97,7 @@ def test_a_node_that_dies_is_started_again(bench: Bench) -> None:
     [(0.0, 1.0, 0.5), (0.5, 1.0, 1.0), (16.0, 1.0, 30.0), (30.0, 1.0, 30.0), (30.0, 60.0, 0.5)],
 )
 def test_the_pause_grows_is_bounded_and_is_forgotten_after_a_good_run(last: float, ran: float, next_: float) -> None:
-    assert vm.next_backoff(last, ran) == next_
+    assert supervisor.next_backoff(last, ran) == next_
 
 
 def test_a_command_that_cannot_be_started_is_tried_again_and_told(bench: Bench) -> None:
@@ -112,7 +113,7 @@ def test_what_the_node_says_is_in_the_log(bench: Bench) -> None:
 
 
 def test_the_log_is_bounded(tmp_path: Path) -> None:
-    log = vm.BoundedLog(tmp_path / "log", limit=1000)
+    log = supervisor.BoundedLog(tmp_path / "log", limit=1000)
     for _ in range(100):
         log.write(b"x" * 99 + b"\n")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
@@ -137,7 +138,7 @@ import os, signal; os.kill(os.getpid(), signal.SIGKILL)
 def test_two_supervisors_of_one_instance_are_one(bench: Bench) -> None:
     home = bench.create()
     running(bench, home)
-    done = subprocess.run([PYTHON, "-m", "providers.local.vm", str(home.path)], check=False, timeout=60)
+    done = subprocess.run([PYTHON, "-m", "providers.local.supervisor", str(home.path)], check=False, timeout=60)
     assert done.returncode == 0
     assert len(marked(home)) == 1
 

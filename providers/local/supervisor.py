@@ -1,4 +1,4 @@
-"""A VM with systemd, played by one process: ``python -m providers.local.vm DIR``.
+"""A VM with systemd, played by one process: ``python -m providers.local.supervisor DIR``.
 
 It starts the node command, starts it again when it dies, keeps what it says in a bounded log, and ends it on SIGTERM.
 When the instance is to be deleted it also ends whatever the node left, runs the cleanup command and removes the
