@@ -1,27 +1,39 @@
-"""An instance on disk: one directory, made whole by one rename.
+"""An instance on disk, and the processes that belong to it.
+
+It is one directory, made whole by one rename:
 
 instance.json   who it is and what it runs; never changes
 vm.lock         held by its supervisor as long as that lives
 running         there once its node command was started for the first time
 deleting        there once a delete was asked for
-vm.log          what the supervisor and the node command said; bounded
+vm.log          output of the supervisor and the node command; bounded
 node/           the node agent's own root
+
+Nothing about processes is stored, so a recycled process id fools nobody.  The kernel knows which process holds the
+POSIX lock on ``vm.lock``.  A node agent and its children carry the directory in their environment, so they are found
+even when their supervisor was killed before it could write anything down.
 """
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
+import select
 import shutil
+import signal
 import string
+import struct
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from providers.local import processes
 from providers.local.network import Namespace
 
 FINDMNT_SECONDS: Final = 10.0
@@ -30,6 +42,11 @@ TEMPORARY: Final = ".tmp-"
 DOOMED: Final = ".gone-"
 # Removed last, so that a removal that was cut short is seen as one and done again.
 _KEPT: Final = frozenset({RECORD, "vm.lock", "deleting", "vm.log"})
+MARKER: Final = "SANDBOX_FLEET_INSTANCE"
+"""Environment variable of an instance's processes that holds its directory."""
+# struct flock of Linux on 64-bit machines: type, whence, start, length, pid.
+_FLOCK: Final = "hhqqi4x"
+_KILL_SECONDS: Final = 5.0
 
 
 class File(BaseModel):
@@ -45,7 +62,7 @@ class File(BaseModel):
 
 
 class UserData(BaseModel):
-    """What `Create.user_data` holds for this provider, as JSON: files, as cloud-init's ``write_files`` would make."""
+    """The form of `Create.user_data` for this provider, as JSON: files, as cloud-init's ``write_files`` would make."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +70,7 @@ class UserData(BaseModel):
 
 
 @dataclass(frozen=True)
-class Record:
+class InstanceRecord:
     """Everything about an instance that never changes."""
 
     id: str
@@ -85,8 +102,8 @@ class Home:
         self.path = path
 
     @classmethod
-    def make(cls, path: Path, record: Record, user_data: UserData) -> Self:
-        """Makes the whole directory at once.
+    def make(cls, path: Path, record: InstanceRecord, user_data: UserData) -> Self:
+        """Make the whole directory at once.
 
         Raises:
             FileExistsError: there is one of that name.
@@ -109,8 +126,8 @@ class Home:
             shutil.rmtree(draft, ignore_errors=True)
         return cls(path)
 
-    def record(self) -> Record | None:
-        """Who it is; ``None`` when it is gone.
+    def record(self) -> InstanceRecord | None:
+        """Return the instance's record; ``None`` when it is gone.
 
         Raises:
             ValueError: the record is damaged.
@@ -121,7 +138,7 @@ class Home:
             return None
         try:
             stored |= {key: tuple(stored[key]) for key in ("node_command", "cleanup_command")}
-            return Record(**stored)
+            return InstanceRecord(**stored)
         except (TypeError, KeyError) as error:
             raise ValueError(f"{self.path / RECORD}: {error}") from error
 
@@ -133,7 +150,7 @@ class Home:
     @property
     def alive(self) -> bool:
         """Whether its supervisor lives."""
-        return processes.holder(self.lock) is not None
+        return lock_holder(self.lock) is not None
 
     @property
     def has_run(self) -> bool:
@@ -146,12 +163,12 @@ class Home:
         return (self.path / "deleting").exists()
 
     def mark(self, name: str) -> None:
-        """Makes one of the two markers, for good."""
+        """Make one of the two marker files, durably."""
         _write(self.path / name, "", 0o600)
         _sync(self.path)
 
     def mounts(self) -> list[str]:
-        """Mount points below the directory.
+        """Return the mount points below the directory.
 
         Raises:
             OSError: they cannot be listed.
@@ -159,7 +176,7 @@ class Home:
         return [point for point in _mount_points() if point.startswith(f"{self.path}/")]
 
     def remove(self) -> None:
-        """Removes everything; can be cut short anywhere and done again.
+        """Remove everything; can be interrupted anywhere and repeated.
 
         Raises:
             OSError: something is still mounted below it, or a file cannot be removed.
@@ -179,7 +196,7 @@ class Home:
 
 
 def _mount_points() -> list[str]:
-    """Of this process's namespace; findmnt undoes the escapes of the kernel's table."""
+    """Return those of this process's namespace; findmnt undoes the escapes of the kernel's table."""
     command = ["findmnt", "--json", "--list", "--output", "TARGET"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=FINDMNT_SECONDS, check=True)
@@ -203,3 +220,112 @@ def _sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# -- its processes ----------------------------------------------------------------------------------------------------
+
+
+def hold_lock(path: Path) -> int | None:
+    """Take the lock until this process ends.
+
+    Returns:
+        The open descriptor, which must stay open and be the only one this process ever opens; ``None`` when another
+        process has the lock.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return None
+        raise
+    return descriptor
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return the id of the process that holds the lock; ``None`` when none does or the file is not there."""
+    try:
+        with path.open("rb") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            answer = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except FileNotFoundError:
+        return None
+    kind, _, _, _, pid = answer
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def signal_lock_holder(path: Path, number: signal.Signals) -> bool:
+    """Send a signal to the process that holds the lock; return whether there was one."""
+    pid = lock_holder(path)
+    if pid is None:
+        return False
+    with _pidfd(pid) as handle:
+        # The id may have gone to another process before the handle was open; the lock shows whether it has.
+        if handle is None or lock_holder(path) != pid:
+            return False
+        signal.pidfd_send_signal(handle, number)
+    return True
+
+
+def reap(pid: int) -> bool:
+    """Collect a child of this process if it has ended; return whether it has."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def kill_processes_of(home: Path) -> int:
+    """Kill every process that carries ``home`` in its environment, and wait until they are gone.
+
+    Returns:
+        How many were killed.
+
+    Raises:
+        TimeoutError: some do not die.
+    """
+    deadline = time.monotonic() + _KILL_SECONDS
+    killed = 0
+    while found := list(processes_of(home)):
+        for pid in found:
+            with _pidfd(pid) as handle:
+                if handle is None or not _belongs_to(pid, home):
+                    continue
+                killed += 1
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {found} of {home} do not die")
+    return killed
+
+
+def processes_of(home: Path) -> Iterator[int]:
+    """Yield the ids of the processes that carry ``home`` in their environment, but for this one."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid() and _belongs_to(int(entry.name), home):
+            yield int(entry.name)
+
+
+def _belongs_to(pid: int, home: Path) -> bool:
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # it ended, or it is another user's
+        return False
+    return f"{MARKER}={home}".encode() in environment.split(b"\0")
+
+
+@contextlib.contextmanager
+def _pidfd(pid: int) -> Iterator[int | None]:
+    """Yield a descriptor of this very process; ``None`` when there is none."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield handle
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)

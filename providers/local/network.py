@@ -46,7 +46,7 @@ class Namespace:
     subnet: str
 
     def entered(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """``command`` inside.  Its mounts stay those of the machine, so that what a node mounts outlives it."""
+        """Return ``command`` inside.  Its mounts stay those of the machine, so that what a node mounts outlives it."""
         return ("nsenter", f"--net={_NETNS / self.name}", "--", *command)
 
     @property
@@ -55,7 +55,7 @@ class Namespace:
         return (_NETNS / self.name).exists()
 
     def cut(self) -> None:
-        """Plays a partition: nothing reaches the instance, and it reaches nothing, until `heal`.
+        """Play a partition: nothing reaches the instance, and it reaches nothing, until `heal`.
 
         Raises:
             NetworkError: the instance has no network now.
@@ -63,7 +63,11 @@ class Namespace:
         _ip("link", "set", self.name, "down")
 
     def heal(self) -> None:
-        """Ends a partition.  Raises as `cut`."""
+        """End a partition.
+
+        Raises:
+            NetworkError: the instance has no network now.
+        """
         _ip("link", "set", self.name, "up")
 
 
@@ -87,7 +91,7 @@ class Network:
         return str(self._subnet[1])
 
     def free(self, taken: Collection[str]) -> Namespace:
-        """A namespace whose name none of ``taken`` is; nothing is made yet.
+        """Return a namespace with a name that is not among ``taken``; nothing is made yet.
 
         Raises:
             NetworkError: the subnet is full.
@@ -99,7 +103,7 @@ class Network:
         raise NetworkError(f"every address of {self._subnet} is taken; set a larger subnet")
 
     def attach(self, namespace: Namespace) -> None:
-        """Makes bridge, namespace and veth pair, as far as they are missing.
+        """Make bridge, namespace and veth pair, as far as they are missing.
 
         Raises:
             NetworkError: a tool is missing, this is not root, or the subnet is in use for something else.
@@ -123,7 +127,7 @@ class Network:
             )
 
     def detach(self, name: str) -> None:
-        """Removes a namespace and its veth pair, and after the last one the bridge.  Can be done twice.
+        """Remove a namespace and its veth pair, and after the last one the bridge.  Idempotent.
 
         Raises:
             NetworkError: the kernel refuses.
@@ -136,14 +140,18 @@ class Network:
                     _ip("link", "delete", self.bridge)
 
     def sweep(self, owned: Collection[str]) -> list[str]:
-        """Removes the namespaces of this root that no instance owns; their names.  Raises as `detach`."""
+        """Remove the namespaces of this root that no instance owns, and return their names.
+
+        Raises:
+            NetworkError: the kernel refuses.
+        """
         gone = sorted(self._names() - set(owned))
         for name in gone:
             self.detach(name)
         return gone
 
     def _names(self) -> set[str]:
-        """Namespaces and host interfaces of this root."""
+        """Return the names of this root's namespaces and host interfaces."""
         pattern = rf"lv{self._tag}[0-9a-f]{{3}}"
         entries = (path for place in (_NETNS, Path("/sys/class/net")) if place.is_dir() for path in place.iterdir())
         return {path.name for path in entries if re.fullmatch(pattern, path.name)}
@@ -170,7 +178,7 @@ class Network:
         _allow_forwarding()
 
     def _refuse_overlap(self) -> None:
-        """Raises NetworkError where this machine routes a part of the subnet elsewhere."""
+        """Raise where this machine routes a part of the subnet elsewhere."""
         for route in json.loads(_ip("-json", "-4", "route", "show") or "[]"):
             if route["dst"] != "default" and ipaddress.IPv4Network(route["dst"], strict=False).overlaps(self._subnet):
                 device = route.get("dev", "another interface")
@@ -180,7 +188,7 @@ class Network:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """One at a time: the bridge comes with the first namespace and goes with the last."""
+        """Hold the root's network: the bridge comes with the first namespace and goes with the last."""
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._root / ".network.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

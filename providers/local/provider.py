@@ -34,16 +34,16 @@ from providers.base import (
     Resources,
     Scope,
 )
-from providers.local.home import DOOMED, TEMPORARY, Home, Record, UserData
+from providers.local.home import DOOMED, TEMPORARY, Home, InstanceRecord, UserData, reap, signal_lock_holder
 from providers.local.network import Namespace, Network, NetworkError
-from providers.local.processes import reap, signal_holder
 from providers.local.settings import LocalSettings, parse
+from providers.settings import problems
 
 TYPE: Final = "local"
 LOCATION: Final = "here"
 MAX_USER_DATA: Final = 256 * 1024
-# What a crash left of a create or a removal is removed once it is older than any of them takes.
-_RUBBISH_SECONDS: Final = 600.0
+# What a crash left of a create or a removal is swept once it is older than any of them takes.
+_DEBRIS_SECONDS: Final = 600.0
 # A new machine knows nothing of the settings and secrets of whoever ordered it.
 _ENVIRONMENT: Final = frozenset({"PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV"})
 
@@ -105,7 +105,7 @@ class LocalProvider(ComputeProvider):
             raise _refusal(ErrorKind.CONFIG, f"there is only {TYPE} at {LOCATION}, not {want.type} at {want.location}")
         path = self._root / want.name
         if not path.exists():
-            self._remove_rubbish()
+            self._sweep_debris()
             if len(self._homes()) >= self._settings.max_instances:
                 message = f"{self._settings.max_instances} instances are there, the most that max_instances allows"
                 raise _refusal(ErrorKind.QUOTA, message, Scope.PROVIDER)
@@ -124,7 +124,7 @@ class LocalProvider(ComputeProvider):
                 applied=Applied.MAYBE,
                 scope=Scope.PROVIDER,
             ) from error
-        return self._started(home, want, adopted=adopted)
+        return self._start(home, want, adopted=adopted)
 
     def delete(self, ref: Ref) -> Deleted:
         home = self._home(ref)
@@ -134,8 +134,8 @@ class LocalProvider(ComputeProvider):
             home.mark("deleting")
         except FileNotFoundError:
             return Deleted.GONE
-        # Whoever holds the lock acts on SIGTERM and on the marker; where nobody does, a new supervisor tears down.
-        if not signal_holder(home.lock, signal.SIGTERM):
+        # The supervisor with the lock acts on SIGTERM and on the marker; where there is none, a new one tears down.
+        if not signal_lock_holder(home.lock, signal.SIGTERM):
             try:
                 self._spawn(home)
             except FileNotFoundError:  # the last supervisor ended in this moment, and took the directory with it
@@ -148,7 +148,7 @@ class LocalProvider(ComputeProvider):
     # -- directories --------------------------------------------------------------------------------------------------
 
     def _homes(self) -> tuple[Home, ...]:
-        """All instances of all deployments."""
+        """Return the directories of all instances of all deployments."""
         try:
             entries = sorted(path for path in self._root.iterdir() if not path.name.startswith("."))
         except FileNotFoundError:
@@ -156,14 +156,14 @@ class LocalProvider(ComputeProvider):
         return tuple(Home(path) for path in entries)
 
     def _home(self, ref: Ref) -> Home | None:
-        """The instance of this deployment that is meant.  Its id is its name, which is never used twice."""
+        """Return the instance of this deployment that ``ref`` names.  Its id is its name, which is never used twice."""
         names = {name for name in (ref.id, ref.name) if name is not None}
         if len(names) != 1 or "/" in (name := names.pop()) or name.startswith("."):
             return None
         home = Home(self._root / name)
         return home if self._mine(home) is not None else None
 
-    def _mine(self, home: Home) -> Record | None:
+    def _mine(self, home: Home) -> InstanceRecord | None:
         try:
             record = home.record()
         except ValueError as error:
@@ -191,7 +191,7 @@ class LocalProvider(ComputeProvider):
         )
 
     def _free_namespace(self) -> Namespace | None:
-        """The network of an instance that is to be made; also removes the networks that no instance owns."""
+        """Return a network for a new instance, and sweep the networks that no instance owns."""
         if self._network is None:
             return None
         records = (home.record() for home in self._homes())
@@ -199,11 +199,11 @@ class LocalProvider(ComputeProvider):
         self._network.sweep(taken)
         return self._network.free(taken)
 
-    def _record(self, want: Create, namespace: Namespace | None) -> Record:
+    def _record(self, want: Create, namespace: Namespace | None) -> InstanceRecord:
         settings = self._settings
         address = settings.address if namespace is None else namespace.address
         words = {"dir": str(self._root / want.name), "name": want.name, "address": address}
-        return Record(
+        return InstanceRecord(
             id=want.name,
             name=want.name,
             operation_id=want.operation_id,
@@ -220,8 +220,8 @@ class LocalProvider(ComputeProvider):
             network=None if namespace is None else asdict(namespace),
         )
 
-    def _started(self, home: Home, want: Create, *, adopted: bool) -> Instance:
-        """The instance in ``home``, its supervisor started unless it was before."""
+    def _start(self, home: Home, want: Create, *, adopted: bool) -> Instance:
+        """Return the instance in ``home``, and start its supervisor unless it was started before."""
         instance, record = self._view(home), self._mine(home)
         if instance is None or record is None or record.operation_id != want.operation_id:
             message = f"the name {want.name} belongs to another operation or deployment"
@@ -231,7 +231,7 @@ class LocalProvider(ComputeProvider):
         return replace(instance, phase=instance.phase if adopted else Phase.BOOTING, adopted=adopted)
 
     def _spawn(self, home: Home) -> None:
-        """Starts a supervisor in a session of its own, so that no signal to the caller's group reaches it."""
+        """Start a supervisor in a session of its own, so that no signal to the caller's group reaches it."""
         log = os.open(home.path / "vm.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
         try:
@@ -247,12 +247,12 @@ class LocalProvider(ComputeProvider):
             os.close(log)
         self._children.add(pid)
 
-    def _remove_rubbish(self) -> None:
+    def _sweep_debris(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             for path in self._root.iterdir():
                 if not path.name.startswith((TEMPORARY, DOOMED)):
                     continue
-                if time.time() - path.stat().st_mtime > _RUBBISH_SECONDS:
+                if time.time() - path.stat().st_mtime > _DEBRIS_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -272,8 +272,7 @@ def _user_data(want: Create) -> UserData:
     try:
         return UserData.model_validate_json(want.user_data)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise _refusal(ErrorKind.CONFIG, f"user data: {problems}") from None
+        raise _refusal(ErrorKind.CONFIG, f"user data: {problems(error)}") from None
 
 
 def _refusal(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> ProviderError:

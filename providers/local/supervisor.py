@@ -1,6 +1,6 @@
 """A VM with systemd, played by one process: ``python -m providers.local.supervisor DIR``.
 
-It starts the node command, starts it again when it dies, keeps what it says in a bounded log, and ends it on SIGTERM.
+It starts the node command, restarts it when it dies, keeps its output in a bounded log, and ends it on SIGTERM.
 When the instance is to be deleted it also ends whatever the node left, runs the cleanup command and removes the
 directory.  It lives in a session of its own and outlives whoever started it.
 """
@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from providers.local import processes
-from providers.local.home import Home, Record
+from providers.local.home import MARKER, Home, InstanceRecord, hold_lock, kill_processes_of
 from providers.local.network import Network, NetworkError
 
 LOG_BYTES: Final = 8 * 2**20
@@ -31,14 +30,14 @@ _PIPE_CHUNKS: Final = 16
 
 
 class BoundedLog:
-    """A file that is set aside at a size, once; so it never takes more than twice that."""
+    """A file that is rotated once at a size, so that it never takes more than twice that."""
 
     def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
         self._path = path
         self._limit = limit
 
     def write(self, data: bytes) -> None:
-        """Appends."""
+        """Append data."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "ab") as file:
             file.write(data)
@@ -47,13 +46,13 @@ class BoundedLog:
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
 
     def say(self, message: str) -> None:
-        """One line of the supervisor's own."""
+        """Append a line of the supervisor's own."""
         self.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} vm: {message}\n".encode())
 
 
 @contextlib.contextmanager
-def copied_to(log: BoundedLog) -> Iterator[int]:
-    """A descriptor for a child's output; what it writes goes to the log, up to what is there when the child has ended.
+def copy_output_to(log: BoundedLog) -> Iterator[int]:
+    """Yield a descriptor for a child's output, which goes to the log, up to what is there when the child has ended.
 
     A pipe of our own: asyncio's counts a process as ended only when nobody holds its pipes any more, and a child that a
     node left behind may hold them for ever.
@@ -84,7 +83,7 @@ def copied_to(log: BoundedLog) -> Iterator[int]:
 
 
 def next_backoff(last: float, ran: float) -> float:
-    """Seconds to wait before the node command is started again, after it ran for ``ran`` seconds."""
+    """Return the seconds to wait before the node command is started again, after it ran for ``ran`` seconds."""
     if last == 0.0 or ran >= GOOD_RUN:
         return FIRST_BACKOFF
     return min(MAX_BACKOFF, 2 * last)
@@ -93,19 +92,19 @@ def next_backoff(last: float, ran: float) -> float:
 class Supervisor:
     """The life of one instance, from its lock to its end."""
 
-    def __init__(self, home: Home, record: Record) -> None:
+    def __init__(self, home: Home, record: InstanceRecord) -> None:
         self._home = home
         self._record = record
         self._log = BoundedLog(home.path / "vm.log")
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Until SIGTERM, or until the instance is removed; the exit code of the process."""
+        """Run until SIGTERM, or until the instance is removed; return the exit code of the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        # The handlers stand before the lock: whoever holds it acts on SIGTERM.
-        if processes.hold(self._home.lock) is None:
+        # The handlers are set before the lock is taken: its holder acts on SIGTERM.
+        if hold_lock(self._home.lock) is None:
             return 0
         if not self._home.is_deleting:
             await self._supervise()
@@ -125,15 +124,15 @@ class Supervisor:
             await self._stopped_within(backoff)
 
     async def _run_node(self) -> None:
-        """One life of the node command."""
-        environment = {**os.environ, processes.MARKER: str(self._home.path)}
+        """Run the node command until it ends."""
+        environment = {**os.environ, MARKER: str(self._home.path)}
         command = self._record.node_command
         try:
             command = self._inside(command)
         except NetworkError as error:
             self._log.say(f"no network: {error}")
             return
-        with copied_to(self._log) as output:
+        with copy_output_to(self._log) as output:
             try:
                 node = await self._start(command, output, environment)
             except OSError as error:
@@ -151,7 +150,7 @@ class Supervisor:
         self._log.say(f"process {node.pid} ended with {node.returncode}")
 
     def _inside(self, command: tuple[str, ...]) -> tuple[str, ...]:
-        """``command`` in the instance's own network, which is made where it is missing."""
+        """Return ``command`` inside the instance's own network, which is made where it is missing."""
         namespace = self._record.namespace
         if namespace is None:
             return command
@@ -165,7 +164,7 @@ class Supervisor:
         )
 
     async def _end(self, node: Process, ending: asyncio.Task[int]) -> None:
-        """SIGTERM to the node, and SIGKILL to its whole group when it does not end in time."""
+        """Send SIGTERM to the node, and SIGKILL to its whole group when it does not end in time."""
         with contextlib.suppress(ProcessLookupError):
             node.terminate()
         await asyncio.wait({ending}, timeout=self._record.stop_seconds)
@@ -180,11 +179,11 @@ class Supervisor:
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def _tear_down(self) -> int:
-        """Removes the instance.  When it cannot, the directory stays listed, and the next delete tries again."""
+        """Remove the instance.  When that fails, the directory stays listed, and the next delete tries again."""
         backoff = FIRST_BACKOFF
         for attempt in range(1, CLEANUP_ATTEMPTS + 1):
             try:
-                processes.kill_marked(self._home.path)
+                kill_processes_of(self._home.path)
                 await self._clean_up()
                 if namespace := self._record.namespace:
                     Network(self._home.path.parent, namespace.subnet).detach(namespace.name)
@@ -198,7 +197,7 @@ class Supervisor:
         return 1
 
     async def _clean_up(self) -> None:
-        """Runs the cleanup command.
+        """Run the cleanup command.
 
         Raises:
             OSError: it cannot be started.
@@ -209,7 +208,7 @@ class Supervisor:
             return
         if (namespace := self._record.namespace) is not None and namespace.is_there:
             command = namespace.entered(command)
-        with copied_to(self._log) as output:
+        with copy_output_to(self._log) as output:
             process = await self._start(command, output, os.environ)
             try:
                 code = await asyncio.wait_for(process.wait(), self._record.cleanup_seconds)
@@ -223,7 +222,7 @@ class Supervisor:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs one supervisor; 0 also when the instance is gone or another supervisor has it."""
+    """Run one supervisor; return 0 also when the instance is gone or another supervisor has it."""
     (directory,) = arguments
     home = Home(Path(directory))
     record = home.record()

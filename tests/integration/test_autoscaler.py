@@ -18,7 +18,7 @@ from autoscaler.observe import NO_GATEWAY
 from gateway.client import GatewayClient
 from gateway.wire.states import NodeState
 from providers.base import Phase
-from providers.local import processes
+from providers.local.home import processes_of, signal_lock_holder
 from providers.local.provider import LocalProvider
 from tests.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes
 from tests.integration.autoscaler_node import COMMAND
@@ -164,7 +164,7 @@ def test_the_minimum_is_restored_when_a_machine_dies(scaled: Scaled) -> None:
     scaled.start()
     until(lambda: len(scaled.ready()) == 1, "the first node registered")
     (first,) = scaled.instances()
-    assert processes.signal_holder(scaled.directory / "i" / first / "vm.lock", signal.SIGKILL)
+    assert signal_lock_holder(scaled.directory / "i" / first / "vm.lock", signal.SIGKILL)
     until(lambda: scaled.ready() not in ([], [first]), "another node took its place")
     until(lambda: first not in scaled.instances(), "the dead one was removed")
 
@@ -175,9 +175,9 @@ def test_a_node_agent_that_dies_is_the_same_node_again(scaled: Scaled) -> None:
     until(lambda: len(scaled.ready()) == 1, "the node registered")
     (before,) = scaled.client.nodes()
     home = scaled.directory / "i" / before.instance
-    (agent,) = processes._marked(home)
+    (agent,) = processes_of(home)
     os.kill(agent, signal.SIGKILL)
-    until(lambda: [*processes._marked(home)] not in ([], [agent]), "it was started again")
+    until(lambda: [*processes_of(home)] not in ([], [agent]), "it was started again")
     until(lambda: scaled.client.nodes()[0].node_url != before.node_url, "it beats again")
     assert [node.id for node in scaled.client.nodes()] == [before.id]
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from providers.base import Create, Instance, Phase, Ref, SettingsError
-from providers.local import processes
-from providers.local.home import Home
+from providers.local.home import Home, kill_processes_of
 from providers.local.network import Namespace, Network
 from providers.local.provider import LocalProvider
 from providers.testing.contract import Harness, ProviderContract
@@ -140,7 +139,7 @@ def test_a_lost_network_is_made_again_when_the_node_starts_again(harness: Namesp
     harness.settle(lambda: answers(instance.address))
     Network(harness.root, SUBNET).detach(namespace.name)
     assert not answers(instance.address)
-    processes.kill_marked(harness.root / "one")
+    kill_processes_of(harness.root / "one")
     harness.settle(lambda: answers(instance.address))
 
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from providers.base import Applied, Create, Deleted, ErrorKind, Phase, ProviderError, Ref
-from providers.local import processes
 from providers.local import supervisor
-from providers.local.home import Home, UserData
+from providers.local.home import MARKER, Home, UserData, hold_lock, lock_holder, processes_of, signal_lock_holder
 from providers.local.provider import LocalProvider
 
 PYTHON = sys.executable
@@ -71,7 +70,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def marked(home: Home) -> list[int]:
-    return list(processes._marked(home.path))
+    return list(processes_of(home.path))
 
 
 def running(bench: Bench, home: Home) -> list[int]:
@@ -154,14 +153,14 @@ def test_an_instance_whose_creator_died_before_its_start_is_started_by_the_next_
 def test_a_killed_supervisor_is_a_lost_instance(bench: Bench) -> None:
     home = bench.create()
     running(bench, home)
-    assert processes.signal_holder(home.lock, signal.SIGKILL)
+    assert signal_lock_holder(home.lock, signal.SIGKILL)
     eventually(lambda: bench.phase() is Phase.LOST)
 
 
 def test_delete_ends_the_node_of_a_killed_supervisor(bench: Bench) -> None:
     home = bench.create()
     (node,) = running(bench, home)
-    processes.signal_holder(home.lock, signal.SIGKILL)
+    signal_lock_holder(home.lock, signal.SIGKILL)
     eventually(lambda: bench.phase() is Phase.LOST)
     assert Path(f"/proc/{node}").exists()
     assert bench.provider.delete(Ref(name="d-cpu-a")) is Deleted.ACCEPTED
@@ -173,7 +172,7 @@ def test_delete_ends_the_node_of_a_killed_supervisor(bench: Bench) -> None:
 def test_sigterm_without_a_delete_is_a_machine_switched_off(bench: Bench) -> None:
     home = bench.create()
     running(bench, home)
-    processes.signal_holder(home.lock, signal.SIGTERM)
+    signal_lock_holder(home.lock, signal.SIGTERM)
     eventually(lambda: bench.phase() is Phase.LOST)
     assert marked(home) == []
     assert home.path.exists()
@@ -320,7 +319,7 @@ def test_a_node_sees_nothing_of_its_creators_environment(bench: Bench, monkeypat
     bench.create(
         node_command=(PYTHON, "-c", "import os, signal; print(sorted(os.environ), flush=True); signal.pause()")
     )
-    eventually(lambda: processes.MARKER in bench.log())
+    eventually(lambda: MARKER in bench.log())
     assert "SECRET" not in bench.log()
 
 
@@ -329,20 +328,21 @@ def test_a_node_sees_nothing_of_its_creators_environment(bench: Bench, monkeypat
 
 def test_the_holder_of_a_lock_is_known_only_while_it_lives(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    assert processes.holder(lock) is None
+    assert lock_holder(lock) is None
     lock.touch()
-    assert processes.holder(lock) is None
+    assert lock_holder(lock) is None
     code = f"""
 import sys; sys.path[:] = {sys.path!r}
-from pathlib import Path; from providers.local import processes
-processes.hold(Path({str(lock)!r})); print('held', flush=True); sys.stdin.read()
+from pathlib import Path
+from providers.local.home import hold_lock
+hold_lock(Path({str(lock)!r})); print('held', flush=True); sys.stdin.read()
 """
     with subprocess.Popen([PYTHON, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
-        assert processes.holder(lock) == child.pid
-        assert processes.hold(lock) is None
+        assert lock_holder(lock) == child.pid
+        assert hold_lock(lock) is None
         child.kill()
         child.wait(timeout=30)
-    assert processes.holder(lock) is None
-    assert not processes.signal_holder(lock, signal.SIGTERM)
+    assert lock_holder(lock) is None
+    assert not signal_lock_holder(lock, signal.SIGTERM)
