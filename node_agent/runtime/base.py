@@ -44,7 +44,7 @@ class Order:
 
 
 class EngineState(StrEnum):
-    """What an engine says of a sandbox."""
+    """The states in which an engine has a sandbox."""
 
     CREATING = "creating"  # debris of a create that this agent's predecessor did not finish, or one in flight
     RUNNING = "running"
@@ -118,31 +118,32 @@ class ExecProcess(ABC):
 
     @abstractmethod
     def read(self) -> Chunk | None:
-        """The next output, at most `limits.EXEC_CHUNK` bytes; blocks while there is none.
+        """Return the next output, at most `limits.EXEC_CHUNK` bytes; block while there is none.
 
-        ``None`` once the process has ended and everything it wrote before its end was read, even if a background
-        child still holds the pipe.
+        Returns:
+            ``None`` once the process has ended and everything it wrote before its end was read, even if a background
+            child still holds the pipe.
         """
 
     @abstractmethod
     def write(self, data: bytes) -> None:
-        """Feeds stdin; blocks while the process does not read.  After the process's end it does nothing."""
+        """Feed stdin, blocking while the process does not read.  After the process's end it does nothing."""
 
     @abstractmethod
     def close_stdin(self) -> None:
-        """Ends stdin.  Idempotent."""
+        """End stdin.  Idempotent."""
 
     @abstractmethod
     def signal(self, number: int) -> None:
-        """Sends a signal to the process's group.  After its end it does nothing."""
+        """Send a signal to the process's group.  After its end it does nothing."""
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL to the whole group and to every descendant that still hangs below it."""
+        """Send SIGKILL to the whole group and to every descendant that still hangs below it."""
 
     @abstractmethod
     def wait(self) -> Exit:
-        """How the process ended; blocks until it has.
+        """Wait until the process has ended, and return how.
 
         Raises:
             RuntimeFailure: ``EXEC_LOST`` when its end cannot be known (the sandbox died, the engine went away).
@@ -150,7 +151,7 @@ class ExecProcess(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees descriptors and threads on this side; a blocked `read` or `write` returns.  Idempotent."""
+        """Free descriptors and threads on this side; a blocked `read` or `write` returns.  Idempotent."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     def probe(self) -> RuntimeFacts:
-        """Checks the engine for real (it starts and removes a throwaway sandbox where that is needed).
+        """Check the engine for real, with a throwaway sandbox where that is needed.
 
         Raises:
             RuntimeFailure: the engine is missing or cannot run here; the sentence names the cure.
@@ -186,7 +187,7 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     def create(self, order: Order) -> Found:
-        """Brings the sandbox up and returns once its first process runs.
+        """Bring the sandbox up and return once its first process runs.
 
         Idempotent by id and generation.  A lower generation that is still there is torn down first, its workspace
         kept.  On any failure nothing but the workspace of an earlier generation is left behind; where a retryable one
@@ -199,7 +200,7 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     def delete(self, sandbox_id: str) -> None:
-        """Removes every trace of the sandbox, workspace included, whatever state it is in.
+        """Remove every trace of the sandbox, workspace included, whatever state it is in.
 
         Idempotent, bounded in time, and legal while `create` or an exec of the same sandbox is in flight in another
         thread: that one fails, and this one wins.
@@ -207,24 +208,27 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     def found(self) -> list[Found]:
-        """Every sandbox of this node that the engine and the disk know, dead ones included."""
+        """Return every sandbox of this node that the engine and the disk know, dead ones included."""
 
     @abstractmethod
     def wait(self, sandbox_id: str) -> Death:
-        """Blocks until the first process of the running sandbox ends; tells how.
+        """Wait until the first process of the running sandbox ends, and return how.
 
         A sandbox that was deleted meanwhile ends with reason ``deleted``.
         """
 
     @abstractmethod
     def sweep(self) -> list[str]:
-        """Removes what this node's runtime made and no sandbox owns (mounts, namespaces, cgroups, files, …).
+        """Remove what this node's runtime made and no sandbox owns (mounts, namespaces, cgroups, files, …).
 
-        Called once at start, after `found`.  Returns a sentence for each thing removed.
+        Called once at start, after `found`.
+
+        Returns:
+            A sentence for each thing removed.
         """
 
     def close(self) -> None:  # noqa: B027 - an engine that holds nothing on this side has nothing to do
-        """Ends what this object holds in this process: threads, connections.  Sandboxes run on.
+        """End what this object holds in this process: threads, connections.  Sandboxes run on.
 
         Once no sandbox is left it also removes what served all of them on this host (firewall rules, control groups).
         Idempotent; nothing may be called afterwards.
@@ -232,14 +236,14 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     def pause(self, sandbox_id: str) -> None:
-        """Freezes all processes.  Idempotent."""
+        """Freeze all processes.  Idempotent."""
 
     @abstractmethod
     def resume(self, sandbox_id: str) -> None:
-        """Lets them go on.  Idempotent."""
+        """Let all processes go on.  Idempotent."""
 
     def checkpoint(self, sandbox_id: str) -> None:
-        """Writes the sandbox's processes to disk and frees its memory; see `RuntimeFacts.checkpoint`.
+        """Write the sandbox's processes to disk and free its memory; see `RuntimeFacts.checkpoint`.
 
         Raises:
             RuntimeFailure: ``UNSUPPORTED`` on engines without it; ``CONFLICT`` while an exec runs.
@@ -247,7 +251,7 @@ class SandboxRuntime(ABC):
         raise RuntimeFailure(ErrorCode.UNSUPPORTED, f"the {self.name} runtime cannot checkpoint sandbox {sandbox_id}")
 
     def restore(self, sandbox_id: str) -> None:
-        """Brings a checkpointed sandbox back to running.
+        """Bring a checkpointed sandbox back to running.
 
         Raises:
             RuntimeFailure: ``UNSUPPORTED`` on engines without it.
@@ -265,19 +269,19 @@ class SandboxRuntime(ABC):
 
     @abstractmethod
     def busybox(self, sandbox_id: str) -> str:
-        """Path, inside the sandbox, of the static busybox that is bound into every sandbox read-only."""
+        """Return the path, inside the sandbox, of the static busybox that is bound into every sandbox read-only."""
 
     @abstractmethod
     def logs(self, sandbox_id: str, stream: Stream, offset: int, limit: int) -> LogPiece:
-        """Output of the first process from byte ``offset``, at most ``limit`` bytes."""
+        """Return output of the first process from byte ``offset``, at most ``limit`` bytes."""
 
     @abstractmethod
     def usage(self, sandbox_id: str) -> UsageNow:
-        """What the sandbox uses now."""
+        """Return what the sandbox uses now."""
 
     @abstractmethod
     def images(self) -> list[str]:
-        """Digests of the images that start here without a pull."""
+        """Return the digests of the images that start here without a pull."""
 
 
 def not_running(sandbox_id: str, state: EngineState | None = None, death: Death | None = None) -> RuntimeFailure:

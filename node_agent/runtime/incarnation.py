@@ -5,7 +5,7 @@
 * **Intent first.**  The record says ``creating`` before the engine is touched, so that a crash leaves nothing that no
   record names.
 * **All or nothing.**  When a start fails, everything that it made is removed; an earlier generation's workspace stays,
-  under a record that tells why the start failed.
+  under a record that keeps why the start failed.
 * **A delete beats a create.**  It cuts the create short, marks the sandbox as going, and then waits for the lock.
 
 Each engine supplies the steps (`EngineSteps`); this module alone decides their order.
@@ -24,11 +24,11 @@ from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, remove_tree
 from node_agent.runtime.base import Death, EngineState, Found, Order
 from node_agent.runtime.locks import SandboxLock, SandboxLocks, StartAttempt
-from node_agent.runtime.record import Part, RecordStore, SandboxRecord
+from node_agent.runtime.record import IncarnationRecord, Part, RecordStore
 
 log = logging.getLogger(__name__)
 
-_DELETE_TIMEOUT: Final = 90.0  # seconds; above the longest step of a create that was told to end
+_DELETE_TIMEOUT: Final = 90.0  # seconds; above the longest step of a create that was cut short
 
 Prepared = TypeVar("Prepared")
 
@@ -45,11 +45,13 @@ class EngineSteps(ABC, Generic[Part, Prepared]):
         """
 
     @abstractmethod
-    def plan(self, record: SandboxRecord[Part], prepared: Prepared) -> SandboxRecord[Part]:
+    def plan(self, record: IncarnationRecord[Part], prepared: Prepared) -> IncarnationRecord[Part]:
         """Return the record with all that is known before the start.  Pure."""
 
     @abstractmethod
-    def bring_up(self, record: SandboxRecord[Part], prepared: Prepared, attempt: StartAttempt) -> SandboxRecord[Part]:
+    def bring_up(
+        self, record: IncarnationRecord[Part], prepared: Prepared, attempt: StartAttempt
+    ) -> IncarnationRecord[Part]:
         """Make everything from an empty directory, or an earlier generation's workspace, to a running first process.
 
         Raises:
@@ -57,7 +59,7 @@ class EngineSteps(ABC, Generic[Part, Prepared]):
         """
 
     @abstractmethod
-    def take_down(self, sandbox_id: str, record: SandboxRecord[Part] | None) -> None:
+    def take_down(self, sandbox_id: str, record: IncarnationRecord[Part] | None) -> None:
         """End processes and network and give the root file system up; volume and record stay.  Idempotent.
 
         Args:
@@ -69,7 +71,7 @@ class EngineSteps(ABC, Generic[Part, Prepared]):
         """
 
     @abstractmethod
-    def found(self, record: SandboxRecord[Part]) -> Found:
+    def found(self, record: IncarnationRecord[Part]) -> Found:
         """Return the sandbox as the engine has it now."""
 
     def interrupt(self, sandbox_id: str) -> None:
@@ -107,7 +109,7 @@ class Incarnations(Generic[Part, Prepared]):
         with lock.changing(_DELETE_TIMEOUT):
             self._erase(sandbox_id)
 
-    def _carried_out(self, order: Order) -> SandboxRecord[Part] | None:
+    def _carried_out(self, order: Order) -> IncarnationRecord[Part] | None:
         """Return the record of an order that was carried out already.
 
         Raises:
@@ -135,7 +137,7 @@ class Incarnations(Generic[Part, Prepared]):
                         self._undo(order, failure, keep=self._has_workspace(earlier))
             raise
 
-    def _replace(self, order: Order, prepared: Prepared, attempt: StartAttempt) -> SandboxRecord[Part]:
+    def _replace(self, order: Order, prepared: Prepared, attempt: StartAttempt) -> IncarnationRecord[Part]:
         """Take down what is there and bring the order up; on failure, nothing of it stays."""
         earlier = self._records.load(order.sandbox_id)
         keep = earlier is not None and self._has_workspace(earlier)
@@ -154,7 +156,7 @@ class Incarnations(Generic[Part, Prepared]):
                 raise
             raise failure from error
 
-    def _has_workspace(self, record: SandboxRecord[Part]) -> bool:
+    def _has_workspace(self, record: IncarnationRecord[Part]) -> bool:
         return record.leaves_workspace and Volume(self._records.directory(record.sandbox_id)).image.exists()
 
     def _undo(self, order: Order, failure: RuntimeFailure, *, keep: bool) -> None:

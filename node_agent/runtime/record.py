@@ -63,14 +63,14 @@ class DockerPart(BaseModel):
 Part = TypeVar("Part", bound=BaseModel)
 
 
-class SandboxRecord(BaseModel, Generic[Part]):
+class IncarnationRecord(BaseModel, Generic[Part]):
     """One sandbox as last settled.
 
     Attributes:
         state: ``creating`` until its first process runs.  Docker remembers what comes after that by itself; with runsc
             it is written here once it has happened.
         image_digest: of the image that it was made from.
-        working_dir: where its processes start unless they say otherwise.
+        working_dir: where its processes start unless asked otherwise.
         inherited: whether the workspace is an earlier generation's.
         death: how it ended, where the engine does not keep that.
         part: what its engine needs.
@@ -129,9 +129,9 @@ class RecordStore(Generic[Part]):
         """Return all sandboxes that have a directory, sorted; not each of them has a record."""
         return sorted(entry.name for entry in self._root.iterdir()) if self._root.is_dir() else []
 
-    def new(self, order: Order) -> SandboxRecord[Part]:
+    def new(self, order: Order) -> IncarnationRecord[Part]:
         """Return the first record of an order; nothing is written."""
-        return SandboxRecord[self._part](  # type: ignore[name-defined] # the model of the type that is held here
+        return IncarnationRecord[self._part](  # type: ignore[name-defined] # the model of the type that is held here
             sandbox_id=order.sandbox_id,
             generation=order.generation,
             operation_id=order.operation_id,
@@ -140,19 +140,19 @@ class RecordStore(Generic[Part]):
             part=self._part(),
         )
 
-    def load(self, sandbox_id: str) -> SandboxRecord[Part] | None:
+    def load(self, sandbox_id: str) -> IncarnationRecord[Part] | None:
         """Return the record; ``None`` when there is none, it is damaged, or the sandbox's delete has begun."""
         return None if (self.directory(sandbox_id) / _DELETING).exists() else self.remains(sandbox_id)
 
-    def all(self) -> list[SandboxRecord[Part]]:
+    def all(self) -> list[IncarnationRecord[Part]]:
         """Return the records of all sandboxes that have one."""
         return [record for record in map(self.load, self.ids()) if record is not None]
 
-    def remains(self, sandbox_id: str) -> SandboxRecord[Part] | None:
+    def remains(self, sandbox_id: str) -> IncarnationRecord[Part] | None:
         """Return the record as `load` does, but also that of a sandbox whose delete has begun."""
         try:
             text = (self.directory(sandbox_id) / _FILE).read_bytes()
-            return SandboxRecord[self._part].model_validate_json(text)  # type: ignore[name-defined]
+            return IncarnationRecord[self._part].model_validate_json(text)  # type: ignore[name-defined]
         except (FileNotFoundError, NotADirectoryError):
             return None
         except ValueError:
@@ -160,7 +160,7 @@ class RecordStore(Generic[Part]):
             log.exception("the record of sandbox %s is damaged, or a newer release wrote it", sandbox_id)
             return None
 
-    def begin(self, record: SandboxRecord[Part]) -> SandboxRecord[Part]:
+    def begin(self, record: IncarnationRecord[Part]) -> IncarnationRecord[Part]:
         """Make the sandbox's directory and write its first record, durably: a workspace must keep its owner.
 
         Raises:
@@ -169,7 +169,7 @@ class RecordStore(Generic[Part]):
         self.directory(record.sandbox_id).mkdir(parents=True, exist_ok=True, mode=0o700)
         return self.save(record, durable=True)
 
-    def save(self, record: SandboxRecord[Part], *, durable: bool = False) -> SandboxRecord[Part]:
+    def save(self, record: IncarnationRecord[Part], *, durable: bool = False) -> IncarnationRecord[Part]:
         """Write the record, whole or not at all, and return it.
 
         Args:
@@ -194,7 +194,7 @@ class RecordStore(Generic[Part]):
             log.warning("sandbox %s: its delete could not be marked: %s", sandbox_id, error)
 
 
-RunscRecord = SandboxRecord[RunscPart]
+RunscRecord = IncarnationRecord[RunscPart]
 RunscRecords = RecordStore[RunscPart]
-DockerRecord = SandboxRecord[DockerPart]
+DockerRecord = IncarnationRecord[DockerPart]
 DockerRecords = RecordStore[DockerPart]

@@ -113,7 +113,7 @@ def labels(order: Order, tag: str) -> dict[str, str]:
 
 
 def container(order: Order, image: Image, parts: HostParts, names: ContainerNames) -> dict[str, Any]:
-    """The body of Docker's container create call."""
+    """Return the body of Docker's container create call."""
     spec = order.spec
     argv = (*image.entrypoint, *(tuple(spec.command) or image.command)) or _STAY_UP
     directory = working_directory(spec, image)

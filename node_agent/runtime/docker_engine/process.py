@@ -32,7 +32,7 @@ class Signaller(Protocol):
         """Send a signal to a process group; do nothing when it is gone."""
 
     def kill_tree(self, leader: int) -> None:
-        """SIGKILL to the leader's group, its session and every descendant."""
+        """Send SIGKILL to the leader's group, its session and every descendant."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ExecWatch(Protocol):
         """Return what became of the exec whose stream broke off."""
 
     def stop(self) -> None:
-        """ExecWatch nothing any more.  Idempotent."""
+        """Watch nothing any more.  Idempotent."""
 
 
 class DockerExec(ExecProcess):
@@ -150,12 +150,12 @@ class DockerExec(ExecProcess):
         return leader
 
     def _not_started(self) -> RuntimeFailure:
-        said = b"".join(chunk.data for chunk in self._ready).decode(errors="replace").strip()
+        words = b"".join(chunk.data for chunk in self._ready).decode(errors="replace").strip()
         if not self._watch.lost().sandbox_alive:
             return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"{self._program}: the sandbox ended before it began")
         return RuntimeFailure(
             ErrorCode.START_ERROR,
-            f"{self._program} could not be started: {said or 'no reason given'}",
+            f"{self._program} could not be started: {words or 'no reason given'}",
             start_fault=StartFault.NOT_EXECUTABLE,
         )
 
@@ -228,7 +228,7 @@ class InsideSignaller:
         self._run(scripts.SIGNAL, (str(group), str(number)))
 
     def kill_tree(self, leader: int) -> None:
-        """SIGKILL to the leader's group, its session and every descendant."""
+        """Send SIGKILL to the leader's group, its session and every descendant."""
         self._run(scripts.KILL, (str(leader),))
 
 
@@ -259,7 +259,7 @@ class HostSignaller:
                 os.killpg(leader.group, number)
 
     def kill_tree(self, leader: int) -> None:
-        """SIGKILL to the leader's group, its session and every descendant."""
+        """Send SIGKILL to the leader's group, its session and every descendant."""
         found = self._leader(list(self._all()), leader)
         if found is None:
             return

@@ -127,7 +127,7 @@ sbx_say {ENDED}$sbx_n >&4
 """Starts argv in a session of its own and marks start and end.  $1 busybox, $2 prefix, $3 directory, the rest argv.
 
 Descriptor 3 is the process's stdin: a shell gives its background jobs an empty one.  After the start the shell's own
-stderr goes nowhere, because it would tell there of a process that a signal ended.
+stderr goes nowhere, because it would report there that a signal ended a process.
 """
 
 FIRST: Final = f"""

@@ -47,7 +47,10 @@ class PendingAnswer:
         return self._connection.fileno()
 
     def take(self) -> tuple[bool, Any]:
-        """Reads what has come, without blocking: ``(False, None)``, or ``(True, result)`` once it is whole.
+        """Read what has come, without blocking.
+
+        Returns:
+            ``(False, None)``, or ``(True, result)`` once the answer is whole.
 
         Raises:
             ControlError: the answer is an error.
@@ -72,7 +75,7 @@ class PendingAnswer:
                 raise ControlLostError("the sandbox ended in the middle of its answer")
 
     def refused(self, within: float) -> bool:
-        """Whether an error comes within that many seconds; a good answer stays for `take`.
+        """Return whether an error comes within that many seconds; a good answer stays for `take`.
 
         Raises:
             ControlLostError: the sentry closed the connection.
@@ -88,7 +91,7 @@ class PendingAnswer:
         return False
 
     def close(self) -> None:
-        """Gives the answer up."""
+        """Give the answer up."""
         self._connection.close()
 
 
@@ -132,10 +135,13 @@ class Control:
         self._container = container
 
     def execute(self, launch: Launch, descriptors: Sequence[int]) -> tuple[int, PendingAnswer]:
-        """Starts a process with these stdin, stdout and stderr; its pid inside, and its wait status to come.
+        """Start a process with these stdin, stdout and stderr.
+
+        Returns:
+            Its pid inside, and its wait status to come.
 
         Raises:
-            ControlError: it could not be started; the text says why.
+            ControlError: it could not be started; the text gives the cause.
             ControlLostError: the sandbox is gone, or did not answer in time.
         """
         capabilities = dict.fromkeys(("EffectiveCaps", "PermittedCaps"), launch.capabilities)
@@ -171,20 +177,20 @@ class Control:
         return pid, PendingAnswer(connection)
 
     def wait_first(self) -> PendingAnswer:
-        """The wait status of the first process, to come."""
+        """Ask for the wait status of the first process, which is to come."""
         request = self._send("containerManager.Wait", self._container, (), DEFAULT_TIMEOUT)
         return PendingAnswer(request, stays=True)
 
     def pause(self) -> None:
-        """Freezes all tasks.  Calls nest: one more than `resume` leaves it frozen."""
+        """Freeze all tasks.  Calls nest: one more than `resume` leaves them frozen."""
         self.call("containerManager.Pause")
 
     def resume(self) -> None:
-        """Takes one `pause` back; the sentry panics where there was none."""
+        """Take one `pause` back; the sentry panics where there was none."""
         self.call("containerManager.Resume")
 
     def signal(self, pid: int, number: int) -> None:
-        """Signals one process.
+        """Signal one process.
 
         Raises:
             ControlError: there is no such process.
@@ -192,7 +198,7 @@ class Control:
         self.call("containerManager.Signal", {"CID": self._container, "Signo": number, "PID": pid, "Mode": 0})
 
     def processes(self) -> list[GuestProcess]:
-        """All processes, zombies left out."""
+        """Return all processes but zombies."""
         dump = self.call("containerManager.ProcfsDump") or []
         return [
             GuestProcess(entry["status"]["pid"], entry["status"].get("ppid", 0), entry["stat"].get("pgid", 0))
@@ -201,13 +207,13 @@ class Control:
         ]
 
     def count(self) -> int:
-        """How many processes there are."""
+        """Count the processes."""
         return len(self.call("containerManager.Processes", self._container) or [])
 
     def call(
         self, method: str, argument: Any = None, *, descriptors: Sequence[int] = (), timeout: float = DEFAULT_TIMEOUT
     ) -> Any:
-        """One call, and its result.
+        """Make one call and return its result.
 
         Raises:
             ControlError: the sentry refused.
@@ -241,7 +247,7 @@ def _request(method: str, argument: Any) -> bytes:
 
 
 def _receive(connection: socket.socket, method: str, timeout: float) -> Any:
-    """The result of the call in flight."""
+    """Return the result of the call in flight."""
     deadline = time.monotonic() + timeout
     received = bytearray()
     try:
@@ -257,7 +263,7 @@ def _receive(connection: socket.socket, method: str, timeout: float) -> Any:
 
 
 def _parsed(received: bytearray) -> Any:
-    """The result of a whole answer; ``None`` while it is not whole.  (A whole answer's result is never ``None``.)"""
+    """Return the result of a whole answer, which is never ``None``; ``None`` while the answer is not whole."""
     # Every answer is one JSON object, and only its end closes the last brace.
     if not received.rstrip().endswith(b"}"):
         return None

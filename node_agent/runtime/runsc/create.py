@@ -33,7 +33,7 @@ from node_agent.runtime.locks import StartAttempt
 from node_agent.runtime.record import RunscPart, RunscRecord, RunscRecords
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlLostError, PendingAnswer
-from node_agent.runtime.runsc.exit_watch import SandboxWatch
+from node_agent.runtime.runsc.exit_watch import SandboxExits
 from node_agent.runtime.runsc.oci_bundle import BundleHost, GuestFiles, UnstartableError
 from node_agent.runtime.runsc.paths import RunscPaths, SandboxPaths
 from node_agent.runtime.runsc.rootfs import RootFileSystems
@@ -78,7 +78,7 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
     networks: Networks
     resolvers: tuple[str, ...]
     records: RunscRecords
-    watch: SandboxWatch
+    exits: SandboxExits
 
     def prepare(self, order: Order) -> PreparedStart:
         image = self.images.resolve(order.spec.image)
@@ -130,7 +130,7 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
 
     def take_down(self, sandbox_id: str, record: RunscRecord | None) -> None:
         paths = self.node.of(sandbox_id)
-        self.watch.forget(paths)
+        self.exits.forget(paths)
         paths.kill()
         if record is not None and record.part.net is not None:
             self.networks.remove(record.part.net)
@@ -179,7 +179,7 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
         began = record.part.started_at if restore else datetime.now(UTC)
         record = record.but(state=EngineState.RUNNING).with_part(sentry_pid=started.pid, started_at=began)
         self.records.save(record)
-        self.watch.begin(paths, record, started.pending)
+        self.exits.watch(paths, record, started.pending)
         return record
 
 
@@ -276,7 +276,7 @@ class _EarlyWait:
                 return
 
     def _asked(self) -> bool:
-        """Ask, and return whether the sentry took the question; before the begin it refuses at once."""
+        """Ask, and return whether the sentry took the question; before the first process began it refuses at once."""
         try:
             pending = self._control.wait_first()
         except ControlLostError:

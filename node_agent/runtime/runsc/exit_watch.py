@@ -1,6 +1,6 @@
 """How the end of a sandbox is noticed, judged and settled, also when the agent was away at the time.
 
-`SandboxWatch` knows what is watched and writes the deaths.  `ExitWatcher` is the one thread that waits for all ends at
+`SandboxExits` knows what is watched and writes the deaths.  `ExitWatcher` is the one thread that waits for all ends at
 once.  `death_of` decides why a sandbox ended.
 """
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _ALIVE: Final = (EngineState.RUNNING, EngineState.PAUSED)
 
 
-class SandboxWatch:
+class SandboxExits:
     """The sandboxes whose end this agent waits for.  Calls for one sandbox are made under its lock.
 
     Args:
@@ -52,7 +52,7 @@ class SandboxWatch:
         self._watcher = ExitWatcher()
         self._watched: dict[str, WatchedExit] = {}
 
-    def begin(self, paths: SandboxPaths, record: RunscRecord, pending: PendingAnswer | None = None) -> None:
+    def watch(self, paths: SandboxPaths, record: RunscRecord, pending: PendingAnswer | None = None) -> None:
         """Settle the sandbox when its first process or its kernel ends.
 
         Args:
@@ -91,7 +91,7 @@ class SandboxWatch:
         if paths.alive(record.part.sentry_pid):
             record = pause.settle(self._records, paths, record)
             with pause.awake(paths):
-                self.begin(paths, record, self._kept(paths))
+                self.watch(paths, record, self._kept(paths))
                 if record.state is EngineState.PAUSED:
                     pause.drain(paths)
             return record
@@ -305,7 +305,7 @@ class ExitWatcher:
             elif not watched.asked_again:
                 # Asked before the first process began, and refused late: it has begun by now.
                 self._ask_again(watched)
-            return None  # the sentry's own end will tell
+            return None  # the sentry's own end comes next
         return int(status) if done else None
 
     def _ask_again(self, watched: WatchedExit) -> None:

@@ -249,7 +249,7 @@ class GuestFiles:
         return problem
 
     def shows_directory(self, path: str) -> bool:
-        """Return whether there is a directory; ``False`` also where only the sandbox itself could tell."""
+        """Return whether there is a directory; ``False`` also where only the sandbox itself can look."""
         path = posixpath.normpath(path)
         found = None if _is_below(path, *_ENGINES, *_EMPTY) else self._status(path)
         return found is not None and stat.S_ISDIR(found.st_mode)

@@ -155,7 +155,7 @@ class SandboxPaths:
     # -- taking it away --------------------------------------------------------------------------------------------
 
     def end_processes(self) -> bool:
-        """SIGKILL every process of it and return whether all ended.
+        """Send SIGKILL to every process of it and return whether all ended.
 
         It asks nothing of the engine, which may hang: the processes are found by their control group.  The sandbox's
         kernel goes first: without its file server, or the processes that it runs, it would still report the ends of

@@ -115,7 +115,7 @@ def _answers(paths: SandboxPaths) -> bool:
         try:
             handle = SocketHandle(paths.sandbox_id, paths.control, launch, pipes)
         except (ControlError, ControlLostError):
-            return True  # it cannot be asked; a resume will say so
+            return True  # it cannot be asked; a resume will fail and explain
         finally:
             pipes.close_guest()
         with contextlib.closing(handle):
@@ -126,7 +126,7 @@ def refuse_live_execs(runsc: Runsc, paths: SandboxPaths) -> None:
     """Raise while processes run that an exec started: they cannot be restored.
 
     Raises:
-        RuntimeFailure: ``CONFLICT`` while there are any; ``UNSUPPORTED`` where nobody can tell.
+        RuntimeFailure: ``CONFLICT`` while there are any; ``UNSUPPORTED`` where that cannot be known.
     """
     if not runsc.socket:
         raise RuntimeFailure(ErrorCode.UNSUPPORTED, "a checkpoint needs gVisor's control socket, which failed its test")

@@ -22,11 +22,11 @@ class Handle(ABC):
 
     @abstractmethod
     def fileno(self) -> int:
-        """Readable once `poll` may have news."""
+        """Return a descriptor that is readable once `poll` may have news."""
 
     @abstractmethod
     def poll(self) -> Exit | None:
-        """How the process ended, or ``None`` while it runs; never blocks.
+        """Return how the process ended, or ``None`` while it runs; never block.
 
         Raises:
             RuntimeFailure: ``EXEC_LOST``.
@@ -34,19 +34,19 @@ class Handle(ABC):
 
     @abstractmethod
     def signal(self, number: int) -> None:
-        """A signal to the process's group."""
+        """Send a signal to the process's group."""
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL to the group and all descendants."""
+        """Send SIGKILL to the group and all descendants."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees what this side holds."""
+        """Free what this side holds."""
 
 
 def _roomy_pipe() -> tuple[int, int]:
-    """A pipe that holds a megabyte where the kernel grants it: each switch between us and the sandbox costs."""
+    """Make a pipe that holds a megabyte where the kernel grants it: each switch between us and the sandbox costs."""
     ends = os.pipe2(os.O_CLOEXEC)
     with contextlib.suppress(PermissionError):  # over the user's share of pipe memory: the usual 64 KiB will do
         fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, limits.MIB)
@@ -70,12 +70,12 @@ class Pipes:
             os.set_blocking(descriptor, False)
 
     def close_guest(self) -> None:
-        """Closes the process's ends on this side, once it has them."""
+        """Close the process's ends on this side, once it has them."""
         for descriptor in self.guest:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Closes our ends."""
+        """Close our ends."""
         for descriptor in (self.stdout, self.stderr):
             os.close(descriptor)
         if self.stdin is not None:
@@ -124,7 +124,7 @@ class PipedProcess(ExecProcess):
         return None
 
     def _next_chunk(self) -> Chunk | None:
-        """Output that is there now; the two streams take turns."""
+        """Return output that is there now; the two streams take turns."""
         for descriptor in list(self._open):
             try:
                 data = os.read(descriptor, limits.EXEC_CHUNK)
@@ -137,7 +137,7 @@ class PipedProcess(ExecProcess):
         return None
 
     def _rest(self) -> Chunk | None:
-        """What was in the pipes when the process had ended; a background child may write on for ever."""
+        """Return what was in the pipes when the process had ended; a background child may write on for ever."""
         if self._left is None:
             self._left = {descriptor: _waiting_bytes(descriptor) for descriptor in self._open}
         for descriptor, count in self._left.items():
@@ -160,7 +160,11 @@ class PipedProcess(ExecProcess):
                 view = view[written:]
 
     def _write_some(self, view: memoryview) -> int | None:
-        """How much went out, waiting once where nothing could; ``None`` when nobody will ever read it."""
+        """Write what goes, waiting once where nothing does.
+
+        Returns:
+            How many bytes went out; ``None`` when nobody will ever read them.
+        """
         with self._lock:  # close_stdin must not close it under our hands
             stdin = self._pipes.stdin
             if stdin is None:
@@ -201,7 +205,7 @@ class PipedProcess(ExecProcess):
         raise self._lost or RuntimeFailure(ErrorCode.EXEC_LOST, "the exec was closed before its process ended")
 
     def _over(self) -> bool:
-        """Whether the end is known, asking the handle without blocking."""
+        """Return whether the end is known, asking the handle without blocking."""
         with self._lock:
             if self._exit is None and self._lost is None:
                 try:
@@ -232,7 +236,7 @@ class PipedProcess(ExecProcess):
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[bool]:
-        """Keeps descriptors open while a call uses them; false when they are gone."""
+        """Keep descriptors open while a call uses them; yields ``False`` when they are gone."""
         with self._lock:
             alive = not self._closed
             self._users += 1

@@ -111,7 +111,7 @@ class RootFileSystems:
                         raise _failure(image, f"unpacking took longer than {_UNPACK_TIMEOUT:.0f} s")
                     stdin.write(block)
         except BrokenPipeError:
-            return  # tar ended early and says why
+            return  # tar ended early and writes why
 
 
 def _has_room(directory: Path) -> bool:

@@ -42,7 +42,7 @@ from node_agent.runtime.runsc import pause, probe
 from node_agent.runtime.runsc.control import ControlError, ControlLostError
 from node_agent.runtime.runsc.create import RunscSteps
 from node_agent.runtime.runsc.exec import start_exec
-from node_agent.runtime.runsc.exit_watch import SandboxWatch
+from node_agent.runtime.runsc.exit_watch import SandboxExits
 from node_agent.runtime.runsc.fd_store import FdStore
 from node_agent.runtime.runsc.paths import RunscPaths, SandboxPaths
 from node_agent.runtime.runsc.probe import ProbedRunsc
@@ -84,7 +84,7 @@ class RunscRuntime(SandboxRuntime):
         self._fd_store = FdStore(tag)
         self._records = RecordStore(self._node.sandboxes, RunscPart)
         self._locks = SandboxLocks()
-        self._watch = SandboxWatch(self._records, self._locks, self._networks, self._fd_store)
+        self._exits = SandboxExits(self._records, self._locks, self._networks, self._fd_store)
         self._steps = RunscSteps(
             node=self._node,
             probed=lambda: self._runsc,
@@ -94,7 +94,7 @@ class RunscRuntime(SandboxRuntime):
             networks=self._networks,
             resolvers=tuple(resolvers),
             records=self._records,
-            watch=self._watch,
+            exits=self._exits,
         )
         self._incarnations = Incarnations(self._records, self._locks, self._steps)
         self._probing = threading.Lock()
@@ -142,7 +142,7 @@ class RunscRuntime(SandboxRuntime):
             record = self._records.load(sandbox_id)
             if record is None or not held:
                 return record  # the call in flight knows better
-            return self._watch.adopt(self._node.of(sandbox_id), record)
+            return self._exits.adopt(self._node.of(sandbox_id), record)
 
     def wait(self, sandbox_id: str) -> Death:
         lock = self._locks.of(sandbox_id)
@@ -159,7 +159,7 @@ class RunscRuntime(SandboxRuntime):
     def close(self) -> None:
         if not self._records.ids():
             self.sweep()
-        self._watch.close()
+        self._exits.close()
 
     # -- freezing --------------------------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class RunscRuntime(SandboxRuntime):
             if record.state is EngineState.CHECKPOINTED:
                 return None
             pause.refuse_live_execs(self._runsc, paths)
-            self._watch.forget(paths)
+            self._exits.forget(paths)
             try:
                 pause.checkpoint(self._runsc, self._records, paths, record)
             except RuntimeFailure:
-                self._watch.begin(paths, record)
+                self._exits.watch(paths, record)
                 raise
         return None
 
@@ -206,7 +206,7 @@ class RunscRuntime(SandboxRuntime):
         with lock.changing():
             record = self._records.load(sandbox_id)
             if record is not None:
-                record = self._watch.adopt(paths, record)
+                record = self._exits.adopt(paths, record)
             yield lock, paths, _in_one_of(states, sandbox_id, record)
 
     # -- inside ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import EngineState, Found, Order
 from node_agent.runtime.incarnation import EngineSteps, Incarnations
 from node_agent.runtime.locks import SandboxLocks, StartAttempt
-from node_agent.runtime.record import RecordStore, SandboxRecord
+from node_agent.runtime.record import IncarnationRecord, RecordStore
 
 
 class TestPart(BaseModel):
@@ -26,7 +26,7 @@ class TestPart(BaseModel):
     network: str | None = None
 
 
-Record = SandboxRecord[TestPart]
+Record = IncarnationRecord[TestPart]
 
 
 @dataclass
