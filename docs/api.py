@@ -20,7 +20,7 @@ from gateway.http.auth import ACCESS  # noqa: E402
 from gateway.http.openapi import RAW  # noqa: E402
 from gateway.wire import capacity, exec, nodes, resources, sandboxes, tokens  # noqa: E402
 from gateway.wire import errors as wire_errors  # noqa: E402
-from gateway.wire.base import Request, WireModel  # noqa: E402
+from gateway.wire.base import WireModel, WireRequest  # noqa: E402
 from gateway.wire.errors import CODE_RULES, ErrorCode  # noqa: E402
 from gateway.wire.states import DeathReason, ExecStatus, NodeState, SandboxState  # noqa: E402
 
@@ -140,8 +140,8 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "gone": "removed; no longer listed",
         },
     ),
-    "Scope": (
-        tokens.Scope,
+    "TokenScope": (
+        tokens.TokenScope,
         {
             "client": "works with sandboxes, and asks for capacity ahead",
             "operator": "may do everything",
@@ -231,7 +231,7 @@ def models(group: tuple[type[WireModel], ...]) -> str:
 
 def fields_of(model: type[WireModel]) -> str:
     """One row a field.  Only what is sent to us has defaults that matter: an answer carries every key."""
-    asked = issubclass(model, Request)
+    asked = issubclass(model, WireRequest)
     schema = model.model_json_schema(mode="validation" if asked else "serialization")
     found = [node for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef)]
     told = {ast.unparse(field.target): text for node in found for field, text in fields(node)}

@@ -19,7 +19,7 @@ from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
 from gateway.wire.settings import ConfigurationError
-from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
+from gateway.wire.tokens import TokenCreated, TokenRecord, TokenRequest, TokenScope
 
 if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
     from gateway.services.tokens import TokenService
@@ -99,7 +99,7 @@ def make_bundle(
 @token_app.command("create")
 def create_token(
     name: Annotated[str, typer.Option(help="What the token is for; shown in lists and logs.")],
-    scope: Annotated[Scope, typer.Option(help="client works with sandboxes, operator may do everything.")],
+    scope: Annotated[TokenScope, typer.Option(help="client works with sandboxes, operator may do everything.")],
     expires_seconds: Annotated[
         int | None, typer.Option(min=1, help="Seconds until it expires; default: never.")
     ] = None,

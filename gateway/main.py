@@ -13,7 +13,7 @@ import uvloop
 
 from gateway.errors import GatewayStartError
 from gateway.http.app import MAX_REQUESTS, build_app
-from gateway.http.server import Server
+from gateway.http.server import GatewayServer
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services, build
 from gateway.services.tokens import TokenService
@@ -80,7 +80,7 @@ async def _serve(services: Services, node_client: NodeClient, listener: socket.s
         services.close()
         raise
     async with node_client, services:
-        await Server(build_app(services, node_client, max_requests=allowed)).serve(sockets=[listener])
+        await GatewayServer(build_app(services, node_client, max_requests=allowed)).serve(sockets=[listener])
     _log.info("the gateway has stopped")
 
 

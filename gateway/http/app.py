@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 
 from gateway.errors import ApiError
 from gateway.http import openapi
-from gateway.http.auth import ACCESS, Gate
-from gateway.http.middleware import BodyLimit, Drain, Overload, RawPaths, Requests, Stopping
+from gateway.http.auth import ACCESS, AuthGate
+from gateway.http.middleware import BodyDrain, BodyLimit, ConcurrencyLimit, GracefulStop, RawPaths, RequestBoundary
 from gateway.http.proxy import CallerGoneError
 from gateway.http.responses import error_response, from_validation, internal_error, invalid_request
 from gateway.http.routes import capacity, exec, nodes, sandboxes, system
@@ -42,18 +42,18 @@ _ROUTERS: Final = (
 
 
 @dataclass(frozen=True)
-class Gateway:
+class GatewayApp:
     """The application that a server serves.
 
     Attributes:
         asgi: the application with all its layers.
         app: the routes alone.
-        stopping: its ``stop()`` ends what is in flight; call it before the server waits for its connections.
+        graceful_stop: its ``stop()`` ends what is in flight; call it before the server waits for its connections.
     """
 
     asgi: ASGIApp
     app: FastAPI
-    stopping: Stopping
+    graceful_stop: GracefulStop
 
 
 def build_app(
@@ -63,7 +63,7 @@ def build_app(
     max_requests: int = MAX_REQUESTS,
     max_creates: int = MAX_CREATES,
     stop_grace: float = STOP_GRACE,
-) -> Gateway:
+) -> GatewayApp:
     """Return the application over services that somebody else has started.
 
     Args:
@@ -75,9 +75,9 @@ def build_app(
     """
     app = routes_only()
     app.state.parts = Parts(services, node_client, installed_version())
-    gate: ASGIApp = Gate(app, services.tokens)
-    stopping = Stopping(Overload(gate, requests=max_requests, creates=max_creates), stop_grace)
-    return Gateway(RawPaths(Drain(Requests(BodyLimit(stopping)))), app, stopping)
+    gate: ASGIApp = AuthGate(app, services.tokens)
+    graceful_stop = GracefulStop(ConcurrencyLimit(gate, requests=max_requests, creates=max_creates), stop_grace)
+    return GatewayApp(RawPaths(BodyDrain(RequestBoundary(BodyLimit(graceful_stop)))), app, graceful_stop)
 
 
 def routes_only() -> FastAPI:
@@ -181,5 +181,5 @@ async def _caller_gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _unhandled(request: Request, _error: Exception) -> Response:
-    # `Requests` logs it: Starlette raises it again after this answer.
+    # `RequestBoundary` logs it: Starlette raises it again after this answer.
     return error_response(internal_error(request.scope), request.scope)

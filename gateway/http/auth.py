@@ -1,7 +1,7 @@
-"""Who may do what: one table of all routes, and the gate that holds every request against it.
+"""Who may do what: one table of all routes, and the gate that checks every request against it.
 
-The gate stands before routing and before the body is read, so that nobody without a token makes the gateway parse
-anything.  A path or method that the table does not hold needs a valid token too, whoever's it is.
+The gate comes before routing and before the body is read, so that nobody without a token makes the gateway parse
+anything.  A path or method outside the table needs a valid token too, of any scope.
 """
 
 import re
@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.errors import ApiError
 from gateway.services.tokens import Principal, TokenService
 from gateway.wire.errors import ErrorCode
-from gateway.wire.tokens import TOKEN_HEADER
-from gateway.wire.tokens import Scope as TokenScope
+from gateway.wire.tokens import TOKEN_HEADER, TokenScope
 
 MAX_TOKEN: Final = 512
 PRINCIPAL: Final = "principal"
@@ -25,7 +24,7 @@ JOIN_TOKEN: Final = "join_token"  # noqa: S105 - a key of the request's state
 
 
 class RouteAccess(StrEnum):
-    """Whom a route lets in."""
+    """Whom a route admits; the values are the words of docs and errors."""
 
     OPEN = "none"
     CLIENT = "client or operator"
@@ -82,7 +81,7 @@ _CLIENTS: Final = frozenset({TokenScope.CLIENT, TokenScope.OPERATOR})
 
 
 def secret_of(headers: Headers) -> str | None:
-    """The token that a request shows, in either of the two headers; the service's own header goes first."""
+    """Return the token of a request, from the service's own header or else from ``Authorization``."""
     secret = headers.get(TOKEN_HEADER, "").strip()
     if not secret:
         scheme, _, rest = headers.get("authorization", "").partition(" ")
@@ -91,7 +90,7 @@ def secret_of(headers: Headers) -> str | None:
 
 
 def permitted(access: RouteAccess | None, principal: Principal, node_id: str | None) -> bool:
-    """Whether ``principal`` may use a route; ``access`` ``None`` is a path that does not exist."""
+    """Return whether ``principal`` may use a route; ``access`` is ``None`` for a path that does not exist."""
     if access is RouteAccess.CLIENT:
         return principal.scope in _CLIENTS
     if access is RouteAccess.OPERATOR:
@@ -100,12 +99,12 @@ def permitted(access: RouteAccess | None, principal: Principal, node_id: str | N
         return principal.scope is TokenScope.NODE and node_id is not None and principal.node_id == node_id
     if access is RouteAccess.BOOT:
         return principal.scope in {TokenScope.OPERATOR, TokenScope.NODE}
-    # The join token is no principal: whoever is one has the wrong kind of token for that route.
+    # A join token belongs to no principal, so every principal has the wrong kind of token for that route.
     return access is not RouteAccess.JOIN
 
 
-class _Table:
-    """Finds the row of a request."""
+class _AccessTable:
+    """Finds the row of `ACCESS` for a request."""
 
     def __init__(self) -> None:
         self._fixed: dict[tuple[str, str], RouteAccess] = {}
@@ -127,13 +126,13 @@ class _Table:
         return None, {}
 
 
-class Gate:
-    """ASGI layer that lets a request through, with its `Principal` in the request's state, or refuses it."""
+class AuthGate:
+    """ASGI layer that admits a request, with its `Principal` in the request's state, or refuses it."""
 
     def __init__(self, app: ASGIApp, tokens: TokenService) -> None:
         self._app = app
         self._tokens = tokens
-        self._table = _Table()
+        self._table = _AccessTable()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -148,11 +147,11 @@ class Gate:
         if secret is None or len(secret) > MAX_TOKEN:
             raise ApiError(
                 ErrorCode.UNAUTHORIZED,
-                f"a token is needed: send it as 'Authorization: Bearer <token>' or as {TOKEN_HEADER}",
+                f"a token is required: send it as 'Authorization: Bearer <token>' or as {TOKEN_HEADER}",
             )
         state: dict[str, Any] = scope["state"]
         if access in {RouteAccess.JOIN, RouteAccess.BOOT} and not await self._is_principal(secret):
-            # Registration judges it again, in the step that uses it up.
+            # Registration checks it again, in the transaction that uses it up.
             await self._tokens.verify_join_token(secret)
             state[JOIN_TOKEN] = secret
             return

@@ -1,8 +1,8 @@
 """The layers around the application, all of them pure ASGI: they never buffer a body.
 
-From the outside in: `RawPaths` (routing on the path as it was sent), `Drain` (reads what is left before an early
-error), `Requests` (id, log, last resort for errors), `BodyLimit`, `Stopping` (ends waits at shutdown), `Overload`
-(bounded concurrency), and then `gateway.http.auth.Gate`.
+From the outside in: `RawPaths` (routing on the path as it was sent), `BodyDrain` (reads the rest of a body before an
+early error), `RequestBoundary` (id, log, last resort for errors), `BodyLimit`, `GracefulStop` (ends waits at shutdown),
+`ConcurrencyLimit`, and then `gateway.http.auth.AuthGate`.
 """
 
 import asyncio
@@ -30,21 +30,21 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 DRAIN_BYTES: Final = 256 * limits.MIB  # the largest body that the public SDK sends
 DRAIN_SECONDS: Final = 10.0
-BODY_IDLE: Final = 120.0  # seconds in which a client may send no byte of a body
+BODY_IDLE: Final = 120.0  # seconds for which a client may send no byte of a body
 
 _FILE_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/files")
-# Health and node traffic must pass when clients fill everything else: it is what makes room again.
+# Health and node traffic must pass when clients take up everything else: it is what makes room again.
 _ALWAYS: Final = re.compile(r"/healthz|/readyz|/v1/nodes(/.*)?|/v1/demand|/v1/capacity/.*")
-# Calls that may be sent again without harm although their outcome is not known.
-_SAFE_AGAIN: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+# Methods whose calls may be repeated although their outcome is unknown.
+_REPEATABLE: Final = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 
 
 class StreamBrokenError(Exception):
-    """A stream cannot be ended well: the connection is to be cut, so that nobody takes the part for the whole."""
+    """A stream cannot be completed: the connection must be cut, so that nobody takes the part for the whole."""
 
 
-class Requests:
-    """Gives each request its id, logs it, and turns whatever escaped from further in into an answer or a cut."""
+class RequestBoundary:
+    """ASGI layer that gives each request its id, logs it, and turns any exception into an answer or a cut stream."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -60,14 +60,14 @@ class Requests:
             await exchange.refuse(error, receive)
         except StreamBrokenError as error:
             _log.warning("%s: stream cut: %s", exchange.label, error)
-        except Exception:  # noqa: BLE001 - the last boundary: logged with its id, told as `internal` without details
+        except Exception:  # noqa: BLE001 - the last boundary: logged with its id, answered as `internal`
             await exchange.fail(receive)
         finally:
             exchange.log()
 
 
 class _Exchange:
-    """One request on its way through `Requests`."""
+    """One request on its way through `RequestBoundary`."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
@@ -75,10 +75,10 @@ class _Exchange:
         self._started = time.monotonic()
         self._sent = 0
         self.status: int | None = None
-        told = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
-        self.request_id = told if _REQUEST_ID.fullmatch(told) else uuid4().hex
+        sent = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+        self.request_id = sent if _REQUEST_ID.fullmatch(sent) else uuid4().hex
         scope.setdefault("state", {})[REQUEST_ID] = self.request_id
-        # The path as sent: ASCII, without control characters, so that no request can forge a line of the log.
+        # The path as sent is ASCII without control characters, so no request can forge a line of the log.
         raw = bytes(scope.get("raw_path") or b"").decode("ascii", "backslashreplace")
         self.label = f"{scope['method']} {raw[:512]} [{self.request_id}]"
 
@@ -97,7 +97,7 @@ class _Exchange:
             _log.warning("%s: stream cut: %s", self.label, error.message)
 
     async def fail(self, receive: Receive) -> None:
-        _log.exception("%s: not handled", self.label)
+        _log.exception("%s: unhandled exception", self.label)
         if self.status is None:
             await self.refuse(internal_error(self._scope), receive)
 
@@ -113,11 +113,11 @@ class _Exchange:
         )
 
 
-class Drain:
-    """Reads what is left of a request's body before an error that comes early.
+class BodyDrain:
+    """ASGI layer that reads the rest of a request's body before it lets an early error through.
 
-    A client that is still sending when the answer comes and the connection closes sees a broken pipe and never the
-    answer; so the rest is read and thrown away first, up to a bound.
+    A client that is still sending when the answer arrives and the connection closes sees a broken pipe and never the
+    answer; so the rest is read and discarded first, up to a bound.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -127,18 +127,18 @@ class Drain:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(Headers(scope=scope), receive, send)
+        body = _UnreadBody(Headers(scope=scope), receive, send)
         await self._app(scope, body.receive, body.send)
 
 
-class _Body:
-    """One request's body: whether there is more of it."""
+class _UnreadBody:
+    """Keeps track of whether there is more of one request's body."""
 
     def __init__(self, headers: Headers, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self._more = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        # Whoever waits for our word before it sends gets the answer instead.
+        # A client that waits for "100 Continue" has sent nothing, and gets the answer instead.
         self._waits = headers.get("expect", "").lower() == "100-continue"
 
     async def receive(self) -> Message:
@@ -163,9 +163,9 @@ class _Body:
 
 
 class BodyLimit:
-    """Refuses bodies above the limit of their route, and those that stop coming.
+    """ASGI layer that refuses bodies above the limit of their route, and those that stall.
 
-    A length that is told is judged at once; a body without one when it passes the limit.
+    A declared length is checked at once; a body without one when it passes the limit.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -177,44 +177,43 @@ class BodyLimit:
             return
         is_file = scope["method"] == "PUT" and _FILE_PATH.fullmatch(scope["path"]) is not None
         limit = limits.MAX_FILE_BODY if is_file else limits.MAX_JSON_BODY
-        told = Headers(scope=scope).get("content-length", "")
-        if told.isascii() and told.isdigit() and int(told) > limit:
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
-        got = 0
+        received = 0
         more = True
 
         async def counted() -> Message:
-            nonlocal got, more
-            # After the body only a disconnect can come, and waiting for that has no end of its own.
-            message = await (_in_time(receive) if more else receive())
+            nonlocal received, more
+            # After the body only a disconnect can come, and a wait for that needs no limit.
+            message = await (_before_idle(receive) if more else receive())
             more = bool(message.get("more_body", False))
-            got += len(message.get("body", b""))
-            if got > limit:
+            received += len(message.get("body", b""))
+            if received > limit:
                 raise _too_large(limit)
             return message
 
         await self._app(scope, counted, send)
 
 
-async def _in_time(receive: Receive) -> Message:
+async def _before_idle(receive: Receive) -> Message:
     try:
         async with asyncio.timeout(BODY_IDLE):
             return await receive()
     except TimeoutError:
-        raise ApiError(ErrorCode.TIMEOUT, f"no byte of the body of this request came for {BODY_IDLE:g} s") from None
+        raise ApiError(ErrorCode.TIMEOUT, f"no byte of the request's body arrived for {BODY_IDLE:g} s") from None
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        ErrorCode.PAYLOAD_TOO_LARGE, f"the body of this request is too large: it may have {limit} bytes at most"
-    )
+    return ApiError(ErrorCode.PAYLOAD_TOO_LARGE, f"the request's body is too large: the limit is {limit} bytes")
 
 
-class Stopping:
-    """Ends what is still in flight when the process stops, after a moment in which short calls end by themselves.
+class GracefulStop:
+    """ASGI layer that ends what is in flight when the process stops, after a grace period for short calls.
 
     Args:
-        grace: seconds of that moment.
+        app: the layer further in.
+        grace: seconds in which calls may end by themselves.
     """
 
     def __init__(self, app: ASGIApp, grace: float) -> None:
@@ -231,14 +230,14 @@ class Stopping:
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # The server gives each request a task of its own, and only a stop cancels it.
+            # Each request has a task of its own, and only a stop cancels it.
             call.uncancel()
             raise _shutting_down(scope) from None
         finally:
             self._calls.discard(call)
 
     async def stop(self) -> None:
-        """Waits for the calls in flight, then ends those that are left."""
+        """Wait for the calls in flight, then end those that are left."""
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=self._grace)
         for call in set(self._calls):
@@ -246,17 +245,18 @@ class Stopping:
 
 
 def _shutting_down(scope: Scope) -> ApiError:
-    again = scope["method"] in _SAFE_AGAIN or scope["path"] == "/v1/sandboxes"
-    outcome = "send the call again" if again else "whether what was asked has happened is not known"
-    return ApiError(ErrorCode.BUSY, f"the gateway is shutting down; {outcome}", retryable=again, retry_after=1)
+    repeatable = scope["method"] in _REPEATABLE or scope["path"] == "/v1/sandboxes"
+    outcome = "send the call again" if repeatable else "whether the call took effect is not known"
+    return ApiError(ErrorCode.BUSY, f"the gateway is shutting down; {outcome}", retryable=repeatable, retry_after=1)
 
 
-class Overload:
-    """Refuses with ``busy`` what goes beyond the bounds, at once, so that what was let in is served.
+class ConcurrencyLimit:
+    """ASGI layer that refuses requests beyond its limits with ``busy``, at once, so that admitted ones are served.
 
     Args:
-        requests: most requests in flight at once, health and node traffic not counted.
-        creates: most creates among them; the rest is kept for calls to sandboxes that run.
+        app: the layer further in.
+        requests: most requests in flight at once; health and node traffic are not counted.
+        creates: most creates among them; the rest is kept for calls to running sandboxes.
     """
 
     def __init__(self, app: ASGIApp, *, requests: int, creates: int) -> None:
@@ -282,7 +282,7 @@ class Overload:
 
 
 class RawPaths:
-    """Routes on the path as it was sent: a ``%2F`` inside a segment separates nothing, and ``%3A`` equals ``:``."""
+    """ASGI layer that routes on the path as it was sent: ``%2F`` separates no segments, and ``%3A`` equals ``:``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -291,6 +291,6 @@ class RawPaths:
         raw = scope.get("raw_path") if scope["type"] == "http" else None
         if raw and b"%" in raw:
             segments = raw.decode("ascii", "replace").split("/")
-            # No id holds a slash, so one that a segment decodes to may stay encoded: it then names nothing.
+            # No id contains a slash, so an encoded one may stay encoded: such an id names nothing.
             scope["path"] = "/".join(unquote(segment).replace("/", "%2F") for segment in segments)
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI makes of its routes, and by hand the raw ones and what holds for all."""
+"""The OpenAPI document: FastAPI's own for its routes, and by hand the raw routes and what holds for all."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from gateway.wire.tokens import TOKEN_HEADER
 TITLE: Final = "sandbox-fleet gateway"
 DESCRIPTION: Final = """Isolated Linux sandboxes for AI agents on a shared pool of machines.
 
-Every answer other than 2xx is an `ErrorBody`; `retryable` tells whether the same call may succeed later unchanged, and
+Every answer other than 2xx is an `ErrorBody`; `retryable` says whether the same call may succeed later unchanged, and
 `Retry-After` when. Every answer carries `X-Request-Id`: the caller's own, if it sent one. Unknown keys in bodies and
 query strings are refused.
 """
@@ -43,12 +43,12 @@ def _parameter(name: str, where: str, schema: dict[str, Any], text: str, *, requ
 
 
 _BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_SANDBOX: Final = _parameter("sandbox_id", "path", {"type": "string"}, "Which sandbox.", required=True)
+_SANDBOX: Final = _parameter("sandbox_id", "path", {"type": "string"}, "Id of the sandbox.", required=True)
 _PATH: Final = _parameter(
     "path",
     "query",
     {"type": "string", "minLength": 1, "maxLength": limits.MAX_PATH_BYTES},
-    "Which file: absolute, or relative to the sandbox's working directory.",
+    "Path of the file: absolute, or relative to the sandbox's working directory.",
     required=True,
 )
 _ERROR: Final = {"description": "Refused", "content": _ref("ErrorBody")}
@@ -58,14 +58,14 @@ RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "get": {
             "tags": ["files"],
             "operationId": "get_file",
-            "summary": "Read one file whole, as raw bytes; the answer carries its `Content-Length`.",
+            "summary": "Read a whole file, as raw bytes; the answer carries its `Content-Length`.",
             "parameters": [_SANDBOX, _PATH],
             "responses": {"200": {"description": "The file", "content": _BYTES}, "default": _ERROR},
         },
         "put": {
             "tags": ["files"],
             "operationId": "put_file",
-            "summary": "Write one file whole; it replaces what was there in one step, parents are made.",
+            "summary": "Write a whole file, atomically replacing an existing one; missing directories are created.",
             "parameters": [_SANDBOX, _PATH],
             "requestBody": {"required": True, "content": _BYTES},
             "responses": {"200": {"description": "Written", "content": _ref("PutFileAnswer")}, "default": _ERROR},
@@ -75,15 +75,15 @@ RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
         "get": {
             "tags": ["exec"],
             "operationId": "stream_exec",
-            "summary": "Follow a session to its end: one `StreamLine` a line, the last one with the session.",
-            "description": "A stream that ends without a final session was cut: read on with `after`.",
+            "summary": "Follow a session to its end: one `StreamLine` per line, the last one with the session.",
+            "description": "A stream that ends without a final session was cut: continue with `after`.",
             "parameters": [
-                _parameter("session_id", "path", {"type": "string"}, "Which session.", required=True),
+                _parameter("session_id", "path", {"type": "string"}, "Id of the session.", required=True),
                 _parameter(
                     "after",
                     "query",
                     {"type": "integer", "minimum": 0, "default": 0},
-                    "Begins after this sequence number.",
+                    "Start after this sequence number.",
                     required=False,
                 ),
             ],
@@ -100,7 +100,7 @@ RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The whole contract of ``app``."""
+    """Return the OpenAPI document of ``app``."""
     made = get_openapi(title=TITLE, version="1", description=DESCRIPTION, routes=app.routes, tags=_tags())
     components = made.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -123,12 +123,12 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 def _tags() -> list[dict[str, Any]]:
     names = {
-        "system": "Alive, able to serve, and the contract.",
+        "system": "Health, readiness, and this document.",
         "sandboxes": "Isolated environments.",
-        "exec": "Processes in them.",
-        "files": "Files in them.",
-        "nodes": "The machines that they run on.",
-        "capacity": "What waits for room, and what could be had.",
-        "tokens": "Who may call.",
+        "exec": "Processes in sandboxes.",
+        "files": "Files in sandboxes.",
+        "nodes": "The machines that sandboxes run on.",
+        "capacity": "Demand, prepared capacity, and the ceilings of the pools.",
+        "tokens": "Who may call the API.",
     }
     return [{"name": name, "description": text} for name, text in names.items()]

@@ -1,4 +1,4 @@
-"""Every refusal in its one shape: how exceptions become `gateway.wire.errors.ErrorBody` answers."""
+"""Errors in their one shape: how exceptions become `gateway.wire.errors.ErrorBody` answers."""
 
 import math
 import re
@@ -17,20 +17,20 @@ MAX_TEXT: Final = 300
 DEFAULT_RETRY_AFTER: Final = 1.0
 _RETRY_STATUSES: Final = frozenset({429, 503})
 
-# pydantic puts the names of union members and validators into the path of a field; they are no part of the request.
+# pydantic puts the names of union members and validators into the path of a field; the request has no such part.
 _NO_FIELD: Final = re.compile(r"int|float|bool|str|none|(constrained-|literal\[|function-|nullable|dict\[|list\[).*")
-# Checks of whole models start their sentence with the field that they mean.
+# Checks of whole models begin their sentence with the field in question.
 _NAMED: Final = re.compile(r"([A-Za-z_][\w.\[\]]*): (.+)", re.DOTALL)
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """The id of a request, as `gateway.http.middleware.Requests` set it."""
+    """Return the id of a request, which `gateway.http.middleware.RequestBoundary` has set."""
     found = scope.get("state", {}).get(REQUEST_ID)
     return found if isinstance(found, str) else None
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """The answer for ``error`` to the request of ``scope``."""
+    """Return the answer for ``error`` to the request of ``scope``."""
     headers: dict[str, str] = {}
     retry_after = error.retry_after
     if retry_after is None and error.retryable and error.status in _RETRY_STATUSES:
@@ -44,27 +44,27 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def internal_error(scope: Scope) -> ApiError:
-    """500 that tells nothing but where the log has more."""
+    """Return a 500 that says no more than where to find the log entry."""
     return ApiError(
         ErrorCode.INTERNAL,
-        f"the gateway failed on this request; its log has more under request id {request_id_of(scope)}",
+        f"the gateway failed on this request; its log has the details under request id {request_id_of(scope)}",
     )
 
 
 def invalid_request(message: str, *fields: FieldError) -> ApiError:
-    """422 for a request that cannot be understood."""
+    """Return a 422 for a request that cannot be understood."""
     return ApiError(ErrorCode.INVALID_REQUEST, message, fields=list(fields))
 
 
 def from_validation(problems: Sequence[Any]) -> ApiError:
-    """422 that names each field, from what pydantic or FastAPI found wrong.
+    """Return a 422 that names each field, from the problems that pydantic or FastAPI found.
 
-    What was sent is never repeated: it may hold secrets.
+    The input is never repeated: it may contain secrets.
     """
     fields = [_field_error(problem) for problem in problems[:MAX_FIELDS]]
-    told = "; ".join(f"{item.field}: {item.problem}" if item.field else item.problem for item in fields[:3])
+    summary = "; ".join(f"{item.field}: {item.problem}" if item.field else item.problem for item in fields[:3])
     more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-    return invalid_request(f"the request was refused: {told}{more}", *fields)
+    return invalid_request(f"invalid request: {summary}{more}", *fields)
 
 
 def _field_error(problem: Mapping[str, Any]) -> FieldError:

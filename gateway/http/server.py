@@ -1,4 +1,4 @@
-"""How uvicorn serves the gateway: bounded heads of requests, errors in the one shape, and a prompt, orderly stop."""
+"""How uvicorn serves the gateway: request heads are bounded, errors have the one shape, and a stop is prompt."""
 
 import asyncio
 import contextlib
@@ -11,24 +11,24 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.http.app import STOP_GRACE, Gateway
+from gateway.http.app import STOP_GRACE, GatewayApp
 from gateway.wire.errors import ErrorBody, ErrorCode
 
 _log = logging.getLogger("gateway")
 
-KEEP_ALIVE: Final = 75  # seconds; longer than the pauses of any client that keeps its connection
+KEEP_ALIVE: Final = 75  # seconds; longer than the pauses of any client that keeps its connection open
 BACKLOG: Final = 2048
-STOP_SECONDS: Final = int(STOP_GRACE) + 3  # in which connections end before they are cut
+STOP_SECONDS: Final = int(STOP_GRACE) + 3  # after which connections are cut
 MAX_HEAD: Final = 64 * 1024  # bytes of one request's first line and headers
-HEAD_SECONDS: Final = 30.0  # in which they must be complete
+HEAD_SECONDS: Final = 30.0  # within which they must be complete
 _HEAD_TOO_LARGE: Final = f"the head of the request is larger than {MAX_HEAD} bytes"
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with the two bounds that it lacks: size of a request's head, and time for it."""
+    """uvicorn's protocol with the two limits that it lacks: on the size of a request's head, and on the time for it."""
 
-    _head = 0
-    _told = 0
+    _received = 0
+    _parsed = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -42,15 +42,15 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._head_timer is not None:
-            # Parts of a header are not told before it is whole, so what came is counted here too.
-            self._head += len(data)
-            if self._head > MAX_HEAD:
+            # The parser reports a header only when it is complete, so received bytes are counted as well.
+            self._received += len(data)
+            if self._received > MAX_HEAD:
                 self.send_400_response(_HEAD_TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        self._told += len(name) + len(value)
-        if self._told > MAX_HEAD:
+        self._parsed += len(name) + len(value)
+        if self._parsed > MAX_HEAD:
             raise ValueError(_HEAD_TOO_LARGE)  # the parser stops, and `send_400_response` follows
 
     def on_message_begin(self) -> None:
@@ -65,7 +65,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_done()
         if self.transport.is_closing():
             return
-        body = ErrorBody(error=f"this is no request: {msg}", code=ErrorCode.INVALID_REQUEST)
+        body = ErrorBody(error=f"not a valid HTTP request: {msg}", code=ErrorCode.INVALID_REQUEST)
         content = body.model_dump_json(exclude_none=True).encode()
         head = (
             "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
@@ -79,18 +79,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _head_done(self) -> None:
-        self._head = self._told = 0
+        self._received = self._parsed = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
 
-class Server(uvicorn.Server):
-    """Serves one gateway on a bound socket until it is told to stop."""
+class GatewayServer(uvicorn.Server):
+    """Serves one gateway on a bound socket until `stop` is called."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: GatewayApp) -> None:
         self._gateway = gateway
-        self._ending: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
         super().__init__(
             uvicorn.Config(
                 gateway.asgi,
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Ends well on SIGTERM and SIGINT; uvicorn's own way would die of the signal once more at the end."""
+        """Stop on SIGTERM and SIGINT; uvicorn's own handlers raise the signal once more at the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -120,11 +120,11 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def stop(self) -> None:
-        """Takes no new connections, lets short calls end, ends waits, then returns from `serve`.  Idempotent."""
-        if self._ending is None:
+        """Stop accepting connections, let short calls end, end waits, then return from `serve`.  Idempotent."""
+        if self._stop_task is None:
             _log.info("stopping")
             self.should_exit = True
-            self._ending = asyncio.get_running_loop().create_task(self._gateway.stopping.stop())
+            self._stop_task = asyncio.get_running_loop().create_task(self._gateway.graceful_stop.stop())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -133,6 +133,6 @@ class Server(uvicorn.Server):
 
 
 def url_of(address: tuple[Any, ...]) -> str:
-    """The URL of a socket's address."""
+    """Return the URL of a socket's address."""
     host, port = address[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

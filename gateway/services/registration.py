@@ -13,7 +13,7 @@ from gateway.store import nodes, tokens
 from gateway.wire.errors import ErrorCode, FieldError
 from gateway.wire.nodes import RegisterRequest
 from gateway.wire.states import NodeState
-from gateway.wire.tokens import Scope
+from gateway.wire.tokens import TokenScope
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def register(session: Session, joining: JoinRequest) -> Node:
     else:
         node = nodes.save(session, known, node_health.registered_again(known, fresh))
     tokens.revoke_of_node(session, node.id, now)
-    credential = Token(joining.token_id, f"node {node.id}", Scope.NODE.value, now, node_id=node.id)
+    credential = Token(joining.token_id, f"node {node.id}", TokenScope.NODE.value, now, node_id=node.id)
     tokens.add(session, credential, joining.credential_sha256)
     nodes.use_grant(session, grant, node.id, now)
     return node

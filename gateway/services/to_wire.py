@@ -11,7 +11,7 @@ from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.sandboxes import SandboxRecord
-from gateway.wire.tokens import Scope, TokenRecord
+from gateway.wire.tokens import TokenRecord, TokenScope
 
 
 def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
@@ -96,7 +96,7 @@ def token_record(token: Token) -> TokenRecord:
     return TokenRecord(
         id=token.id,
         name=token.name,
-        scope=Scope(token.scope),
+        scope=TokenScope(token.scope),
         created_at=token.created_at,
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,

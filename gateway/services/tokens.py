@@ -17,7 +17,7 @@ from gateway.services.to_wire import token_record
 from gateway.store import tokens
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
-from gateway.wire.tokens import Scope, TokenCreated, TokenList, TokenRecord, TokenRequest
+from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest, TokenScope
 
 CACHE_TTL: Final = 2.0
 """Seconds for which a token that was good is taken to be good."""
@@ -32,7 +32,7 @@ class Principal:
 
     token_id: str
     name: str
-    scope: Scope
+    scope: TokenScope
     node_id: str | None = None
     """The node whose credential it is, for scope ``node``."""
 
@@ -66,7 +66,7 @@ class TokenService:
         Raises:
             ApiError: ``INVALID_REQUEST`` for scope ``node``: those come from registration only.
         """
-        if request.scope is Scope.NODE:
+        if request.scope is TokenScope.NODE:
             raise ApiError(
                 ErrorCode.INVALID_REQUEST, "scope: node credentials come from registration only; ask for a join token"
             )
@@ -119,7 +119,7 @@ class TokenService:
             raise ApiError(ErrorCode.UNAUTHORIZED, f"token {token.name!r} was revoked; make a new one")
         if _expired(token, self._clock.now()):
             raise ApiError(ErrorCode.UNAUTHORIZED, f"token {token.name!r} has expired; make a new one")
-        return Principal(token.id, token.name, Scope(token.scope), token.node_id)
+        return Principal(token.id, token.name, TokenScope(token.scope), token.node_id)
 
     async def verify_join_token(self, secret: str) -> None:
         """Verify a join token with which an instance may still register; it stays unused.

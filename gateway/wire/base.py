@@ -1,7 +1,6 @@
 """Base classes of all wire models, and the checks that every request shares."""
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Annotated, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints, model_validator
@@ -14,7 +13,7 @@ Timestamp = AwareDatetime
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Every string below ``value``, keys of mappings included; nested models check themselves."""
+    """Yield every string in ``value``, including keys of mappings; nested models check themselves."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -32,8 +31,8 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_timedelta="float", use_enum_values=False)
 
 
-class Request(WireModel):
-    """A body that somebody sends to us: unknown keys, wrong types and NUL bytes are refused."""
+class WireRequest(WireModel):
+    """A body that we receive: unknown keys, wrong types and NUL bytes are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -45,12 +44,7 @@ class Request(WireModel):
         return self
 
 
-class Answer(WireModel):
-    """A body that we send and others read: unknown keys are ignored by the reader."""
+class WireAnswer(WireModel):
+    """A body that we send: readers ignore unknown keys."""
 
     model_config = ConfigDict(extra="ignore")
-
-
-def iso(moment: datetime) -> str:
-    """An aware time as ISO 8601 with its offset, the form of all times on the wire."""
-    return moment.isoformat()

@@ -1,112 +1,112 @@
-"""Demand for capacity, and what the autoscaler says could be had."""
+"""Demand for capacity, capacity prepared ahead, and the ceilings of the pools."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from gateway.wire import limits
-from gateway.wire.base import Answer, Request, SandboxId, Timestamp
+from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 
 
-class WaitingSandbox(Answer):
+class WaitingSandbox(WireAnswer):
     """One sandbox that no node has room for now."""
 
     sandbox_id: str
     """Its id."""
     shape: Shape
-    """What it needs."""
+    """Resources that it needs."""
     runtime: str | None = None
-    """Null where any will do."""
+    """Runtime that it needs; null for any."""
     isolation: str = "gvisor"
-    """What it needs."""
+    """Isolation that it needs."""
     since: Timestamp
-    """When it began to wait."""
+    """Since when it waits."""
 
 
-class PreparedCapacity(Answer):
-    """Units of one shape that were asked for ahead.  They are demand, not a reservation."""
+class PreparedCapacity(WireAnswer):
+    """Units of one shape that were requested ahead.  They are demand, not a reservation."""
 
     prepare_id: str
-    """Takes it back."""
+    """Id by which it is deleted."""
     resources: Shape
-    """One unit."""
+    """Resources of one unit."""
     count: int
     """Units that no create has claimed yet."""
     total_resources: Shape
-    """All of those."""
+    """All of them together."""
     runtime: RuntimeName | None = None
-    """Null where any will do."""
+    """Runtime that it needs; null for any."""
     isolation: Isolation = "gvisor"
-    """As asked for."""
+    """As requested."""
     image: str | None = None
-    """Null for any."""
+    """Image that it is for; null for any."""
     created_at: Timestamp
-    """When it was first asked for."""
+    """When it was first requested."""
     updated_at: Timestamp
     """When it last changed."""
     expires_at: Timestamp
     """When it stops being demand."""
 
 
-class PreparedBuilders(Answer):
-    """Builders that were asked for ahead."""
+class PreparedBuilders(WireAnswer):
+    """Builders that were requested ahead."""
 
     prepare_id: str
-    """Takes them back."""
+    """Id by which they are deleted."""
     count: int
-    """How many."""
+    """Number of builders."""
     created_at: Timestamp
-    """When they were first asked for."""
+    """When they were first requested."""
     updated_at: Timestamp
     """When it last changed."""
     expires_at: Timestamp
     """When they stop being demand."""
 
 
-class Demand(Answer):
-    """What waits for capacity now, and what was asked for ahead.  Nothing is in both."""
+class Demand(WireAnswer):
+    """What waits for capacity now, and what was requested ahead.  Nothing is in both."""
 
     waiting: list[WaitingSandbox]
     """The oldest first."""
     pending_count: int
-    """How many wait."""
+    """Number of waiting sandboxes."""
     pending_resources: Shape
-    """What they need together."""
+    """Sum of their shapes."""
     oldest_pending_seconds: float | None = None
-    """How long the oldest has waited; null where none waits."""
+    """Age of the oldest; null if none waits."""
     prepared: list[PreparedCapacity] = []
-    """By the time at which they expire."""
+    """Ordered by expiry."""
     prepared_resources: Shape = Shape()
-    """All that is prepared and unclaimed."""
+    """Everything that is prepared and unclaimed."""
     desired_resources: Shape = Shape()
     """Pending and prepared together."""
     prepared_builders: list[PreparedBuilders] = []
-    """By the time at which they expire."""
+    """Ordered by expiry."""
     prepared_builder_count: int = 0
-    """All of those."""
+    """All of them together."""
 
 
-class PrepareRequest(Request):
+class PrepareRequest(WireRequest):
     """Asks for capacity before it is needed.
 
-    Each later create of the same shape (and image, where one is named) claims one unit; what nobody claims expires.
-    The same id replaces what was asked for under it.
+    Each later create of the same shape (and image, if one is named) claims one unit; unclaimed units expire.
+    The same id replaces an earlier request.
     """
 
     count: int = Field(ge=1, le=limits.MAX_PREPARED_COUNT)
-    """How many units."""
+    """Number of units."""
     ttl_seconds: int = Field(default=limits.DEFAULT_PREPARED_TTL, ge=1, le=limits.MAX_PREPARED_TTL)
-    """What nobody claimed by then stops being demand."""
+    """Seconds after which unclaimed units stop being demand."""
     id: SandboxId | None = None
-    """``null`` makes one."""
+    """``null`` generates one."""
     cpus: float | None = Field(default=None, gt=0, le=limits.MAX_CPUS)
     """Cores of one unit."""
     memory_mb: int | None = Field(default=None, ge=limits.MIN_MEMORY_MB, le=limits.MAX_MEMORY_MB)
     """MiB of one unit."""
     disk_mb: int | None = Field(default=None, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
-    """What is left out takes the default of a create; one of the three is needed."""
+    """MiB of disk.  Omitted amounts take the defaults of a create; one of the three is required."""
     gpus: int = Field(default=0, ge=0, le=limits.MAX_GPUS)
     """Devices of one unit."""
     runtime: RuntimeName | None = None
@@ -114,19 +114,19 @@ class PrepareRequest(Request):
     isolation: Isolation = "gvisor"
     """As in a spec."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")] | None = None
-    """Only creates of this image claim a unit; ``null`` for any."""
+    """Only creates of this image claim a unit; ``null``: of any image."""
     parkable: bool = False
     """Accepted for older clients: every sandbox here can be paused."""
 
     @model_validator(mode="after")
     def _some_resource(self) -> Self:
         if self.cpus is None and self.memory_mb is None and self.disk_mb is None:
-            raise ValueError("one of cpus, memory_mb and disk_mb is needed: the shape of what will be created")
+            raise ValueError("one of cpus, memory_mb and disk_mb is required: the shape of what will be created")
         return self
 
     @property
     def shape(self) -> Shape:
-        """One unit."""
+        """Resources of one unit."""
         return Shape(
             cpus=self.cpus or limits.DEFAULT_CPUS,
             memory_mb=self.memory_mb or limits.DEFAULT_MEMORY_MB,
@@ -141,92 +141,92 @@ class PrepareRequest(Request):
         return "docker" if self.runtime is None and (self.gpus or self.isolation == "runc") else self.runtime
 
 
-class BuilderPrepareRequest(Request):
+class BuilderPrepareRequest(WireRequest):
     """Asks for builders before a build needs them."""
 
     count: int = Field(default=1, ge=1, le=limits.MAX_PREPARED_COUNT)
-    """How many."""
+    """Number of builders."""
     ttl_seconds: int = Field(default=limits.DEFAULT_PREPARED_TTL, ge=1, le=limits.MAX_PREPARED_TTL)
-    """They stop being demand after this."""
+    """Seconds after which they stop being demand."""
     id: SandboxId | None = None
-    """``null`` makes one."""
+    """``null`` generates one."""
 
 
-class PrepareAnswer(Answer):
-    """What is prepared now, and all demand."""
+class PrepareAnswer(WireAnswer):
+    """What is prepared now, and the whole demand."""
 
     prepare: PreparedCapacity
     """What is prepared under this id."""
     demand: Demand
-    """All of it."""
+    """The whole demand."""
 
 
-class PreparedList(Answer):
-    """All capacity that is prepared, and all demand."""
+class PreparedList(WireAnswer):
+    """All prepared capacity, and the whole demand."""
 
     prepared: list[PreparedCapacity]
-    """What expires first comes first."""
+    """Ordered by expiry."""
     demand: Demand
-    """All of it."""
+    """The whole demand."""
 
 
-class PrepareDeleted(Answer):
-    """What was taken back; null where there was nothing of that id."""
+class PrepareDeleted(WireAnswer):
+    """What was deleted; null if there was nothing with that id."""
 
     ok: bool = True
     """Always true."""
     deleted: PreparedCapacity | None
-    """Null where there was nothing of that id."""
+    """Null if there was nothing with that id."""
     demand: Demand
-    """What is left."""
+    """The demand that is left."""
 
 
-class BuilderPrepareAnswer(Answer):
+class BuilderPrepareAnswer(WireAnswer):
     """As `PrepareAnswer`."""
 
     prepare: PreparedBuilders
     """What is prepared under this id."""
     demand: Demand
-    """All of it."""
+    """The whole demand."""
 
 
-class PreparedBuilderList(Answer):
+class PreparedBuilderList(WireAnswer):
     """As `PreparedList`."""
 
     prepared_builders: list[PreparedBuilders]
-    """What expires first comes first."""
+    """Ordered by expiry."""
     demand: Demand
-    """All of it."""
+    """The whole demand."""
 
 
-class BuilderPrepareDeleted(Answer):
+class BuilderPrepareDeleted(WireAnswer):
     """As `PrepareDeleted`."""
 
     ok: bool = True
     """Always true."""
     deleted: PreparedBuilders | None
-    """Null where there was nothing of that id."""
+    """Null if there was nothing with that id."""
     demand: Demand
-    """What is left."""
+    """The demand that is left."""
 
 
-class PoolCeiling(Request):
-    """The largest node that one pool can ever hold, and whether it may still grow."""
+class PoolCeiling(WireRequest):
+    """The largest node that one pool can ever have, and whether the pool may grow."""
 
     pool: str
-    """Its name."""
+    """Name of the pool."""
     shape: Shape
     """Total resources of one node of the largest offer."""
     runtimes: list[str]
-    """Engines that its nodes have."""
+    """Engines of its nodes."""
     isolations: list[str]
-    """What those engines can do."""
+    """Isolations that those engines support."""
     max_nodes: int = Field(ge=0)
-    """0 where it may not grow."""
+    """Most nodes; 0 if it may not grow."""
 
 
-class Ceilings(Request):
-    """All pools, told by the autoscaler; a shape above all of them and above all nodes never fits."""
+class Ceilings(WireRequest):
+    """All pools, reported by the autoscaler; a shape above all of them and above all nodes never fits."""
 
     pools: list[PoolCeiling]
-    """All of them, each time."""
+    """All pools, each time."""

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gateway.wire.base import Answer
+from gateway.wire.base import WireAnswer
 from gateway.wire.resources import Shape
 
 
@@ -46,7 +46,7 @@ class ErrorCode(StrEnum):
 
 
 class CodeRule(NamedTuple):
-    """HTTP status and whether the same call may succeed later without any change."""
+    """HTTP status, and whether the same call may succeed later unchanged."""
 
     status: int
     retryable: bool
@@ -89,39 +89,39 @@ CODE_RULES: Final[dict[ErrorCode, CodeRule]] = {
 }
 
 
-class FieldError(Answer):
+class FieldError(WireAnswer):
     """One field of a request that was refused."""
 
     field: str
     """Dotted path of the field, e.g. ``security.pids_limit``; empty for the body as a whole."""
     problem: str
-    """What is wrong with it."""
+    """What is wrong with the field."""
 
 
-class ErrorBody(Answer):
+class ErrorBody(WireAnswer):
     """The body of every answer that is not 2xx, from gateway and node alike."""
 
     error: str
     """One sentence: what happened, to what, and what to do next."""
     code: ErrorCode
-    """One of the closed list; decide by it."""
+    """One of a closed list; clients decide by it."""
     retryable: bool = False
-    """Whether the same call may succeed later, and does no harm."""
+    """Whether the same call may succeed later, and can be repeated without harm."""
     fields: list[FieldError] | None = None
     """Each part of the request that was refused."""
     sandbox_id: str | None = None
     """The sandbox that the error is about."""
     state: str | None = None
-    """Its state."""
+    """State of that sandbox."""
     reason: str | None = None
-    """Why it ended."""
+    """Why that sandbox ended."""
     reasons: list[str] | None = None
-    """Why no node took the sandbox, one sentence a node or pool; of more than 20 the first, and how many more."""
+    """Why no node took the sandbox, one sentence per node or pool; at most 20, and a count of the others."""
     pending_resources: Shape | None = None
-    """All that waits for room."""
+    """Sum of everything that waits for room."""
     requested_resources: Shape | None = None
     """What this create asked for."""
     maximum_resources: Shape | None = None
-    """The largest that any node, present or possible, has."""
+    """The largest shape of any node, present or possible."""
     request_id: str | None = None
-    """As in ``X-Request-Id``, and in the logs."""
+    """As in ``X-Request-Id`` and in the logs."""

@@ -15,7 +15,7 @@ MAX_LABELS: Final = 64
 MAX_LABEL_LENGTH: Final = 256
 
 # -- bodies -----------------------------------------------------------------------------------------------------------
-MAX_JSON_BODY: Final = 16 * MIB  # the public SDK refuses larger ones on its side too
+MAX_JSON_BODY: Final = 16 * MIB  # the public SDK refuses larger ones as well
 MAX_FILE_BODY: Final = 16 * 1024 * MIB  # files stream in constant memory; the sandbox's disk is the real bound
 MAX_COMMAND_BYTES: Final = 2 * MIB  # sum over argv and env, Linux's own ARG_MAX default
 MAX_ARGUMENT_BYTES: Final = (
@@ -44,24 +44,24 @@ MAX_PIDS: Final = 4_194_304  # Linux's own PID_MAX_LIMIT
 MAX_TTL_SECONDS: Final = 366 * 24 * 3600
 
 # -- waiting ----------------------------------------------------------------------------------------------------------
-CREATE_WAIT: Final = 25.0  # a create that takes longer goes on behind a retryable answer; field clients cut at 30 s
-MAX_LONG_POLL: Final = 20.0  # well under the 30 s at which the public SDK gives up on a call
+CREATE_WAIT: Final = 25.0  # a longer create continues after a retryable answer; clients in the field give up at 30 s
+MAX_LONG_POLL: Final = 20.0  # well below the 30 s at which the public SDK gives up on a call
 PENDING_LEASE: Final = 300.0  # a waiting create that nobody retries stops being demand after this
 
 # -- prepared capacity ------------------------------------------------------------------------------------------------
 MAX_PREPARED_COUNT: Final = 100  # units of one request
 MAX_PREPARED: Final = 1000  # requests at once
-DEFAULT_PREPARED_TTL: Final = 900  # units that nobody claims stop being demand after this
+DEFAULT_PREPARED_TTL: Final = 900  # unclaimed units stop being demand after this
 MAX_PREPARED_TTL: Final = 24 * 3600
 
 # -- exec -------------------------------------------------------------------------------------------------------------
 EXEC_CHUNK: Final = 64 * 1024  # most bytes in one output event
-MAX_EXEC_OUTPUT: Final = 1024 * MIB  # stored per session; what comes later is counted, dropped and reported
+MAX_EXEC_OUTPUT: Final = 1024 * MIB  # stored per session; further output is counted, dropped and reported
 MAX_EVENTS_PER_READ: Final = 1000
-MAX_EVENT_BYTES_PER_READ: Final = 2 * MIB  # escapes make six bytes of one, and clients in the field read 16 MiB at most
+MAX_EVENT_BYTES_PER_READ: Final = 2 * MIB  # escapes turn one byte into six; clients in the field read 16 MiB at most
 MAX_STDIN_BUFFER: Final = 16 * MIB
 MAX_EXECS_PER_NODE: Final = 200  # one reader thread each; measured to stay responsive up to here
-EXEC_RETENTION: Final = 3600.0  # a finished session can be read this long
+EXEC_RETENTION: Final = 3600.0  # a finished session can be read for this long
 MAX_EXEC_TIMEOUT: Final = 7 * 24 * 3600.0
 
 # -- logs and lists ---------------------------------------------------------------------------------------------------
@@ -71,6 +71,6 @@ MAX_PAGE: Final = 1000
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
 HEARTBEAT_INTERVAL: Final = 5.0
-UNREACHABLE_AFTER: Final = 20.0  # no heartbeat for this long: nothing new is placed there
-LOST_AFTER: Final = 300.0  # no heartbeat for this long: its sandboxes are lost
+UNREACHABLE_AFTER: Final = 20.0  # without a heartbeat for this long, nothing new is placed there
+LOST_AFTER: Final = 300.0  # without a heartbeat for this long, its sandboxes are lost
 JOIN_TOKEN_TTL: Final = 3600.0

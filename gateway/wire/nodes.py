@@ -1,4 +1,4 @@
-"""What gateway and node agent exchange.
+"""Messages between gateway and node agent.
 
 Node to gateway: register with a join token, then heartbeat with the node's own credential.  Gateway to node: orders
 about sandboxes, with the control token from the registration.  Before all that, a machine fetches the bundle.
@@ -8,67 +8,67 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from gateway.wire.base import Answer, NodeId, Request, SandboxId, Timestamp
+from gateway.wire.base import NodeId, SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.exec import ExecRequest
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 
 NodeRole = Literal["sandbox", "builder", "both"]
-"""What a node is for."""
+"""What a node is used for."""
 
 
-class RuntimeReport(Request):
-    """One engine of a node and what it can do."""
+class RuntimeReport(WireRequest):
+    """One engine of a node and its capabilities."""
 
     name: RuntimeName
-    """Which engine."""
+    """Name of the engine."""
     version: str
-    """As the engine tells it."""
+    """As the engine reports it."""
     isolations: list[Isolation]
-    """What it can do."""
+    """Kinds of isolation that it supports."""
     pause: bool = False
     """Whether it can freeze a sandbox."""
     checkpoint: bool = False
-    """Whether it can store a sandbox."""
+    """Whether it can checkpoint a sandbox."""
     gpus: bool = False
-    """Whether it can give GPUs to a sandbox."""
+    """Whether it can pass GPUs to a sandbox."""
 
 
-class Pressure(Request):
-    """Share of the last 10 s, in percent, in which some task waited (Linux PSI ``some avg10``); null without PSI."""
+class Pressure(WireRequest):
+    """Percentage of the last 10 s in which some task was stalled (Linux PSI ``some avg10``); null without PSI."""
 
     cpu: float | None = None
-    """Waited for a core."""
+    """Stalled on the CPU."""
     memory: float | None = None
-    """Waited for memory."""
+    """Stalled on memory."""
     io: float | None = None
-    """Waited for the disk."""
+    """Stalled on the disk."""
 
 
-class BootStages(Request):
-    """How long a new machine took, stage by stage: seconds from the start of its kernel.
+class BootStages(WireRequest):
+    """When a new machine reached each stage of its boot, in seconds since its kernel started.
 
-    Counted on the machine's own monotonic clock, so that a wall clock that is not set yet does no harm.  A stage is
-    null where it did not happen, such as the installation on a prepared image.
+    Measured on the machine's monotonic clock, because its wall clock may not be set yet.  A stage is null where it was
+    skipped, such as the installation on a prepared image.
     """
 
     cloud_init: float | None = Field(default=None, ge=0, strict=False)
-    """The bootstrap script began."""
+    """The bootstrap script started."""
     engines: float | None = Field(default=None, ge=0, strict=False)
     """All engines are installed."""
     bundle: float | None = Field(default=None, ge=0, strict=False)
-    """The node agent was fetched from the gateway and is installed."""
+    """The node agent was downloaded from the gateway and is installed."""
     agent: float | None = Field(default=None, ge=0, strict=False)
-    """The node agent's process began."""
+    """The node agent's process started."""
     registered: float | None = Field(default=None, ge=0, strict=False)
-    """It introduced itself."""
+    """The node agent registered."""
     heartbeat: float | None = Field(default=None, ge=0, strict=False)
-    """The gateway took in its first heartbeat; the gateway's own addition."""
+    """The gateway accepted its first heartbeat; set by the gateway."""
 
 
-class RegisterRequest(Request):
-    """A node introduces itself.  Sent with the join token as bearer."""
+class RegisterRequest(WireRequest):
+    """Registers a node.  Sent with the join token as bearer token."""
 
     node_url: str
     """Absolute http(s) origin at which the gateway reaches the agent."""
@@ -79,22 +79,22 @@ class RegisterRequest(Request):
     runtimes: list[RuntimeReport]
     labels: dict[str, str] = {}
     stages: BootStages | None = None
-    """How the machine came up; null where nothing measured it."""
+    """How the machine booted; null where nothing measured it."""
 
 
-class RegisterAnswer(Answer):
-    """The node's identity and both credentials.  Told once; the node keeps them in a file only root can read."""
+class RegisterAnswer(WireAnswer):
+    """The node's identity and both credentials.  Sent once; the node keeps them in a file that only root can read."""
 
     node_id: NodeId
     credential: str
-    """Bearer of the node's calls to the gateway."""
+    """Bearer token of the node's calls to the gateway."""
     control_token: str
-    """Bearer that the gateway will show on its calls to the node."""
+    """Bearer token of the gateway's calls to the node."""
     heartbeat_seconds: float
 
 
-class InventoryItem(Request):
-    """One sandbox as the engine of the node has it, dead ones included until the gateway deletes them."""
+class InventoryItem(WireRequest):
+    """One sandbox as the node's engine has it; dead ones are included until the gateway deletes them."""
 
     sandbox_id: SandboxId
     generation: int = Field(ge=1)
@@ -113,13 +113,13 @@ class InventoryItem(Request):
     ended_at: Timestamp | None = Field(default=None, strict=False)
 
 
-class Heartbeat(Request):
-    """The complete truth of one node at one moment.  Heartbeats of a node are sent one after the other."""
+class Heartbeat(WireRequest):
+    """The complete inventory of one node at one moment.  A node sends its heartbeats one after the other."""
 
     sequence: int = Field(ge=1)
-    """Grows by one a heartbeat within one life of the agent."""
+    """Incremented by each heartbeat of one agent process."""
     boot_id: str
-    """New in every life of the agent."""
+    """New in every agent process."""
     node_url: str
     agent_version: str
     total: Shape
@@ -135,117 +135,117 @@ class Heartbeat(Request):
     draining: bool = False
 
 
-class Removal(Answer):
-    """A sandbox that no row owns in that generation: the node removes it."""
+class Removal(WireAnswer):
+    """A sandbox that no row owns in that generation; the node must remove it."""
 
     sandbox_id: str
     generation: int
 
 
-class HeartbeatAnswer(Answer):
-    """What the gateway wants of the node."""
+class HeartbeatAnswer(WireAnswer):
+    """What the gateway asks of the node."""
 
     remove: list[Removal] = []
     draining: bool = False
     heartbeat_seconds: float
 
 
-class JoinTokenRequest(Request):
-    """Asks for a join token that one instance may use once."""
+class JoinTokenRequest(WireRequest):
+    """Requests a join token that one instance may use once."""
 
     instance: str
-    """Name of the one machine that may use it."""
+    """Name of the instance that may use it."""
     pool: str
-    """The pool that the machine belongs to."""
+    """Pool that the machine belongs to."""
     role: NodeRole = "sandbox"
-    """What the machine is for; no sandbox is placed on a ``builder``."""
+    """What the machine is used for; no sandbox is placed on a ``builder``."""
     ttl_seconds: int = Field(default=3600, ge=1, le=86400)
-    """How long it is good for."""
+    """Seconds for which it is valid."""
     operation_id: str | None = Field(default=None, min_length=1, max_length=128)
-    """The order of this very instance.  A token for another operation of the same instance ends all older ones."""
+    """The order of this instance.  A token for another operation of the same instance invalidates all older ones."""
 
 
-class JoinToken(Answer):
-    """A join token; the secret is told once."""
+class JoinToken(WireAnswer):
+    """A join token; its secret is returned once."""
 
     token: str
-    """The secret; told this once."""
+    """The secret; returned only here."""
     instance: str
-    """As asked for."""
+    """As requested."""
     expires_at: Timestamp
-    """It is refused after this."""
+    """When it expires."""
 
 
-class NodeRecord(Answer):
+class NodeRecord(WireAnswer):
     """A node as the gateway knows it."""
 
     id: str
-    """Made at registration."""
+    """Assigned at registration."""
     instance: str
-    """Its machine, as the provider knows it."""
+    """Name of its instance, as the provider knows it."""
     pool: str
-    """The pool that it belongs to."""
+    """Pool that it belongs to."""
     role: NodeRole = "sandbox"
-    """What it is for; no sandbox is placed on a ``builder``."""
+    """What it is used for; no sandbox is placed on a ``builder``."""
     state: NodeState
-    """Where it stands."""
+    """Its state."""
     node_url: str
     """Where the gateway reaches its agent."""
     agent_version: str
-    """Of its node agent."""
+    """Version of its node agent."""
     total: Shape
-    """What it has for sandboxes."""
+    """Resources that it offers to sandboxes."""
     reserved: Shape
     """Sum of the shapes of all sandboxes that the gateway has placed there."""
     runtimes: list[RuntimeReport]
     """Its engines."""
     pressure: Pressure = Pressure()
-    """As last told."""
+    """As last reported."""
     sandboxes: int
-    """How many sandboxes have a row there that is not deleted."""
+    """Number of sandboxes on it that are not deleted."""
     registered_at: Timestamp
-    """When it introduced itself."""
+    """When it registered."""
     heartbeat_at: Timestamp | None = None
-    """When it last told of itself; null before the first time."""
+    """When its last heartbeat arrived; null before the first."""
     idle_since: Timestamp | None = None
-    """Since when no sandbox is there; null while one is."""
+    """Since when it has had no sandbox; null while it has one."""
     operation_id: str | None = None
-    """The order that its instance came from, where its join token was bound to one."""
+    """The order of its instance, if its join token was bound to one."""
     stages: BootStages | None = None
-    """How long its machine took to come up."""
+    """How its machine booted."""
 
 
-class NodeList(Answer):
+class NodeList(WireAnswer):
     """All nodes that are not gone."""
 
     nodes: list[NodeRecord]
-    """Each as the gateway knows it."""
+    """The nodes, oldest first."""
 
 
-class DrainRequest(Request):
-    """Closes (or opens again) a node for new sandboxes; what runs there goes on."""
+class DrainRequest(WireRequest):
+    """Closes a node to new sandboxes, or opens it again; what runs there keeps running."""
 
     draining: bool = True
     """``false`` opens it again."""
 
 
-class NodeEnvelope(Answer):
+class NodeEnvelope(WireAnswer):
     """Answer to drain and remove."""
 
     node: NodeRecord
-    """As it stands now."""
+    """Its current state."""
 
 
 # -- gateway to node --------------------------------------------------------------------------------------------------
 
 
-class CreateOrder(Request):
-    """Make this sandbox run: ``PUT /v1/sandboxes/{id}`` on the node.  Idempotent by id and generation.
+class CreateOrder(WireRequest):
+    """Run this sandbox: ``PUT /v1/sandboxes/{id}`` on the node.  Idempotent by id and generation.
 
-    A generation above the one that is there replaces it and keeps its workspace; a lower one is refused.
+    A newer generation replaces the present one and keeps its workspace; an older one is refused.
     """
 
-    # The spec has passed the gateway's strict check; the order is read again from its own JSON.
+    # The spec has passed the gateway's strict check; the node reads it from the gateway's own JSON.
     model_config = ConfigDict(strict=False)
 
     generation: int = Field(ge=1)
@@ -254,13 +254,13 @@ class CreateOrder(Request):
     runtime: RuntimeName
 
 
-class OrderAnswer(Answer):
+class OrderAnswer(WireAnswer):
     """The sandbox after an order."""
 
     sandbox: InventoryItem
 
 
-class ExecOrder(Request):
+class ExecOrder(WireRequest):
     """Start this session: ``POST /v1/sandboxes/{id}/exec`` on the node."""
 
     model_config = ConfigDict(strict=False)
@@ -270,7 +270,7 @@ class ExecOrder(Request):
     exec: ExecRequest
 
 
-class NodeHealth(Answer):
+class NodeHealth(WireAnswer):
     """``GET /healthz`` of a node agent."""
 
     ok: bool
@@ -281,28 +281,28 @@ class NodeHealth(Answer):
 # -- the bundle that makes a machine a node ----------------------------------------------------------------------------
 
 SUMS = "SHA256SUMS"
-"""Name of the file that lists all others, in the form that ``sha256sum --check`` reads."""
+"""Name of the file that lists all others, in the format of ``sha256sum --check``."""
 INSTALLER = "install.sh"
-"""Name of the script that makes a machine a node out of the other files."""
+"""Name of the script that turns a machine into a node, from the other files."""
 
 
-class BundleFile(Answer):
+class BundleFile(WireAnswer):
     """One file of the bundle."""
 
     file: str
     sha256: str
-    """Hex."""
+    """Hex digest."""
     size: int
     """Bytes."""
     python: str | None = None
     """Python tag of a wheel, such as ``cp311`` or ``py3``; null for other files."""
 
 
-class BundleManifest(Answer):
-    """The exact node agent of this gateway, and everything that it needs."""
+class BundleManifest(WireAnswer):
+    """The node agent in this gateway's version, and everything that it needs."""
 
     version: str
-    """Of the node agent."""
+    """Version of the node agent."""
     sha256: str
-    """Hex digest of `SUMS`: pins every file."""
+    """Hex digest of `SUMS`, which pins every file."""
     files: list[BundleFile]

@@ -1,4 +1,4 @@
-"""Amounts of what a sandbox uses and a node has."""
+"""Amounts of resources: what a sandbox uses, and what a node has."""
 
 from typing import Self
 
@@ -13,7 +13,7 @@ class Shape(WireModel):
     model_config = ConfigDict(extra="ignore")
 
     cpus: float = Field(default=0.0, ge=0)
-    """Cores; fractions are fine."""
+    """Cores; fractions are allowed."""
     memory_mb: int = Field(default=0, ge=0)
     """MiB."""
     disk_mb: int = Field(default=0, ge=0)
@@ -21,7 +21,7 @@ class Shape(WireModel):
     gpus: int = Field(default=0, ge=0)
     """Whole devices."""
     slots: int = Field(default=0, ge=0)
-    """How many sandboxes: 1 for a sandbox, the most that it may run for a node."""
+    """Number of sandboxes: 1 for a sandbox; for a node, the most that it may run."""
 
     def __add__(self, other: Self) -> "Shape":
         return Shape(
@@ -33,7 +33,7 @@ class Shape(WireModel):
         )
 
     def times(self, count: int) -> "Shape":
-        """So many of it together."""
+        """Return the sum of ``count`` such shapes."""
         return Shape(
             cpus=self.cpus * count,
             memory_mb=self.memory_mb * count,
@@ -43,7 +43,7 @@ class Shape(WireModel):
         )
 
     def minus(self, other: "Shape") -> "Shape":
-        """What is left after ``other`` is taken away; nothing goes below zero."""
+        """Return what is left after subtracting ``other``; nothing goes below zero."""
         return Shape(
             cpus=max(0.0, self.cpus - other.cpus),
             memory_mb=max(0, self.memory_mb - other.memory_mb),
@@ -53,11 +53,11 @@ class Shape(WireModel):
         )
 
     def shortfalls(self, free: "Shape") -> list[str]:
-        """Names of the resources of which ``free`` has less than this, in a fixed order; empty when it fits."""
+        """Return the names of the resources of which ``free`` has less than this, in a fixed order."""
         names = ("cpus", "memory_mb", "disk_mb", "gpus", "slots")
-        # Fractions of cores add up with rounding error; a millionth of a core is nobody's.
+        # Sums of fractional cores have rounding errors; a millionth of a core does not matter.
         return [name for name in names if getattr(self, name) > getattr(free, name) + 1e-6]
 
     def fits(self, free: "Shape") -> bool:
-        """Whether ``free`` has enough of everything."""
+        """Return whether ``free`` has enough of every resource."""
         return not self.shortfalls(free)

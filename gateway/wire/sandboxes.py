@@ -1,4 +1,4 @@
-"""A sandbox on the wire: what a client asks for, and what it is told."""
+"""A sandbox: what a client asks for, and what the API reports about it."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from uuid import uuid4
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from gateway.wire import limits
-from gateway.wire.base import Answer, Request, SandboxId, Timestamp
+from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, SandboxState
 
@@ -26,7 +26,7 @@ Argument = Annotated[str, StringConstraints(max_length=limits.MAX_COMMAND_BYTES)
 
 
 def check_size(command: list[str], env: dict[str, str]) -> None:
-    """Refuses a command line that Linux itself would refuse, so that nothing is ever cut.
+    """Check that Linux will accept a command line, so that nothing is ever cut.
 
     Raises:
         ValueError: one argument or the sum is over the limits of `gateway.wire.limits`.
@@ -47,23 +47,23 @@ def check_size(command: list[str], env: dict[str, str]) -> None:
         raise ValueError(f"command and env together may have {limits.MAX_COMMAND_BYTES} bytes at most, not {total}")
 
 
-class Security(Request):
-    """What the sandbox's processes may do.  The defaults are the safe ones."""
+class Security(WireRequest):
+    """Privileges of the sandbox's processes.  The defaults are safe."""
 
     user: UserName | None = limits.DEFAULT_USER
     """``uid[:gid]`` or a name known in the image; ``null`` takes the image's own user."""
     cap_drop: list[Capability] = ["ALL"]
-    """Linux capabilities to take away; ``ALL`` takes all."""
+    """Linux capabilities to drop; ``ALL`` drops all."""
     cap_add: list[Capability] = []
-    """Linux capabilities to give back after ``cap_drop``, such as ``NET_BIND_SERVICE``."""
+    """Linux capabilities to add after ``cap_drop``, such as ``NET_BIND_SERVICE``."""
     no_new_privileges: bool = True
-    """Programs with the setuid bit give no more rights."""
+    """Whether programs with the setuid bit grant no privileges."""
     pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=1, le=limits.MAX_PIDS)
-    """Most processes and threads at once; ``null`` leaves only the node's own bound."""
+    """Most processes and threads at once; ``null`` leaves only the node's own limit."""
     read_only_rootfs: bool = False
-    """Only the workspace and the in-memory file systems can be written."""
+    """Whether only the workspace and the in-memory file systems are writable."""
     init: bool = True
-    """Reap orphaned processes: a small init (tini) becomes the parent of the first process."""
+    """Whether a small init (tini) becomes the parent of the first process and reaps orphans."""
 
     @field_validator("user", mode="before")
     @classmethod
@@ -71,17 +71,17 @@ class Security(Request):
         return None if value == "" else value
 
 
-class Filesystem(Request):
-    """Where the workspace lies, and how large the in-memory file systems are."""
+class Filesystem(WireRequest):
+    """Location of the workspace, and sizes of the in-memory file systems."""
 
     enforce_disk_quota: bool = False
-    """Accepted for older clients.  The quota is always enforced here."""
+    """Accepted for older clients; the quota is always enforced."""
     workspace_path: AbsolutePath = limits.DEFAULT_WORKSPACE
-    """Where the workspace is mounted: absolute, without ``..``. It survives a restart."""
+    """Where the workspace is mounted: absolute, without ``..``.  It survives a restart."""
     tmpfs_mb: int = Field(default=limits.DEFAULT_TMPFS_MB, ge=1, le=65536)
-    """MiB of /tmp held in memory; counts against the sandbox's memory."""
+    """MiB of /tmp, held in memory and counted against the sandbox's memory."""
     run_tmpfs_mb: int = Field(default=limits.DEFAULT_RUN_TMPFS_MB, ge=1, le=65536)
-    """MiB of /run."""
+    """MiB of /run, likewise."""
 
     @field_validator("workspace_path")
     @classmethod
@@ -91,11 +91,11 @@ class Filesystem(Request):
         return value.rstrip("/")
 
 
-class Ssh(Request):
-    """Accepted for older clients; only ``enabled: false`` is served."""
+class Ssh(WireRequest):
+    """Accepted for older clients; only ``enabled: false`` is supported."""
 
     enabled: Literal[False] = False
-    """Only ``false`` is served."""
+    """Only ``false`` is supported."""
     user: str = "root"
     """Not used."""
     host: str = "127.0.0.1"
@@ -109,53 +109,53 @@ class Ssh(Request):
 
 
 def generated_id() -> str:
-    """A new id, for a spec without one."""
+    """Return a new id, for a spec without one."""
     return f"sandbox-{uuid4().hex}"
 
 
-class SandboxSpec(Request):
-    """What a client asks for.  Two specs are equal when all fields are, after defaults are filled in."""
+class SandboxSpec(WireRequest):
+    """What a client asks for.  Specs are equal when all fields are, with defaults filled in."""
 
     id: SandboxId = Field(default_factory=generated_id)
-    """Absent, the service makes one and tells it in the answer.  Only a create that names its id can be sent again."""
+    """If absent, the service generates one.  Only a create that names its id can be repeated."""
     image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
     """Reference of a container image, such as ``docker.io/library/debian:12``."""
     command: list[Argument] = Field(default=[], max_length=4096)
-    """The first process; empty takes the image's own, and a sandbox of an image without one just stays up."""
+    """The first process; if empty, the image's own, and without one in the image the sandbox just stays up."""
     env: dict[str, Argument] = Field(default={}, max_length=limits.MAX_ENV_ENTRIES)
-    """Variables of the first process and of every exec; they are told in every answer about the sandbox."""
+    """Variables of the first process and of every exec; they appear in every answer about the sandbox."""
     working_dir: AbsolutePath | None = None
-    """``null`` takes the image's, and the workspace where the image says nothing or ``/``."""
+    """``null`` takes the image's, or the workspace if the image names none or ``/``."""
     cpus: float = Field(default=limits.DEFAULT_CPUS, gt=0, le=limits.MAX_CPUS)
-    """Cores; fractions are fine."""
+    """Cores; fractions are allowed."""
     memory_mb: int = Field(default=limits.DEFAULT_MEMORY_MB, ge=limits.MIN_MEMORY_MB, le=limits.MAX_MEMORY_MB)
-    """MiB for all processes together, /tmp included; going over it ends the whole sandbox: ``oom``."""
+    """MiB for all processes together and /tmp; exceeding it ends the whole sandbox: ``oom``."""
     disk_mb: int = Field(default=limits.DEFAULT_DISK_MB, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
-    """MiB that the writable layer and the workspace may take together."""
+    """MiB for the writable layer and the workspace together."""
     gpus: int | Annotated[str, StringConstraints(pattern=r"^(all|device=[A-Za-z0-9,:-]{1,512})$")] = 0
     """As ``docker run --gpus``: a count, ``all``, or ``device=0,1``."""
     network: Network = "none"
-    """``none``: loopback only; ``bridge``: the internet, and no private network."""
+    """``none``: loopback only; ``bridge``: the internet, but no private network."""
     ttl_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
-    """Counted from acceptance; the sandbox is deleted when it runs out."""
+    """Seconds from acceptance after which the sandbox is deleted."""
     idle_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
-    """Deleted after this long without a call and without a running exec."""
+    """Seconds without a call and without a running exec after which the sandbox is deleted."""
     runtime: RuntimeName | None = None
-    """``null`` lets the service choose: docker where GPUs or runc are asked for, runsc otherwise."""
+    """``null`` lets the service choose: docker for GPUs or runc, runsc otherwise."""
     isolation: Isolation = "gvisor"
     """``gvisor``, or ``runc`` for an ordinary container, which needs the docker runtime."""
     ssh: Ssh | None = None
-    """Accepted for older clients; only ``null`` and ``enabled: false`` are served."""
+    """Accepted for older clients; only ``null`` and ``enabled: false`` are supported."""
     security: Security = Security()
-    """What its processes may do; see `Security`."""
+    """Privileges of its processes; see `Security`."""
     filesystem: Filesystem = Filesystem()
     """Workspace and in-memory file systems; see `Filesystem`."""
     labels: dict[str, str] = Field(default={}, max_length=limits.MAX_LABELS)
-    """Yours, to find it again; a list asks for them."""
+    """The client's own labels, by which lists can be filtered."""
     parkable: bool = False
     """Accepted for older clients: every sandbox here can be paused."""
     managed_process: Literal[False] = False
-    """Accepted for older clients; only ``false`` is served."""
+    """Accepted for older clients; only ``false`` is supported."""
 
     @field_validator("gpus")
     @classmethod
@@ -167,7 +167,7 @@ class SandboxSpec(Request):
     @field_validator("memory_mb", "cpus", "disk_mb", "network", "security", "filesystem", mode="before")
     @classmethod
     def _null_takes_default(cls, value: object, info: object) -> object:
-        # The SDK in the field sends every field, nulls included.
+        # The SDK in the field sends every field, including nulls.
         if value is None:
             return cls.model_fields[info.field_name].get_default()  # type: ignore[attr-defined]
         return value
@@ -202,7 +202,7 @@ class SandboxSpec(Request):
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs placement must find; ``all`` needs at least one."""
+        """Number of GPUs that placement must find; ``all`` needs at least one."""
         if isinstance(self.gpus, int):
             return self.gpus
         return 1 if self.gpus == "all" else self.gpus.count(",") + 1
@@ -214,91 +214,91 @@ class SandboxSpec(Request):
 
     @property
     def chosen_runtime(self) -> RuntimeName | None:
-        """The runtime that the spec implies, ``None`` where either will do (runsc is preferred)."""
+        """The runtime that the spec implies; ``None`` if either will do (runsc is preferred)."""
         if self.runtime is None and (self.gpu_count or self.isolation == "runc"):
             return "docker"
         return self.runtime
 
     def sha256(self) -> str:
-        """Hex digest of the spec after defaults are filled in: equal specs, equal digests."""
+        """Return the hex digest of the spec with defaults filled in: equal specs have equal digests."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-class SandboxRecord(Answer):
-    """What the service knows about one sandbox."""
+class SandboxRecord(WireAnswer):
+    """Everything the service knows about one sandbox."""
 
     id: str
-    """The spec's, or one that the service made."""
+    """The spec's id, or one that the service generated."""
     generation: int
-    """Counts incarnations of the id, from 1."""
+    """Counts the incarnations of the id, from 1."""
     image: str
     """As in the spec."""
     image_digest: str | None = None
-    """What the reference led to; null until the node has told it."""
+    """Digest that the reference resolved to; null until the node has reported it."""
     labels: dict[str, str] = {}
     """As in the spec."""
     spec: SandboxSpec
-    """What was asked for, defaults filled in."""
+    """What was requested, with defaults filled in."""
     spec_hash: str
-    """Hex SHA-256 of ``spec``: equal specs, equal digests."""
+    """Hex SHA-256 of ``spec``: equal specs have equal digests."""
     state: SandboxState
-    """Where it stands."""
+    """Its state."""
     reason: DeathReason | None = None
-    """Why it ended; null while it has not."""
+    """Why it ended; null before its end."""
     detail: str | None = None
     """A sentence for people that goes with ``reason``."""
     exit_code: int | None = None
-    """Of its first process; null while that runs, and where it is not known."""
+    """Exit code of its first process; null while that runs, or if unknown."""
     runtime: RuntimeName | None = None
-    """The engine that runs it; null until it is known."""
+    """Engine that runs it; null until known."""
     isolation: Isolation | None = None
-    """What stands between it and the node's kernel; null until it is known."""
+    """What isolates it from the node's kernel; null until known."""
     node_id: str | None = None
-    """Where it is; null while no node was chosen."""
+    """Node that it is on; null until one is chosen."""
     operation_id: str
-    """The service's last order about it."""
+    """Id of the service's last order about it."""
     created_at: Timestamp
     """When it was accepted."""
     updated_at: Timestamp
     """When the record last changed."""
     started_at: Timestamp | None = None
-    """When its first process began; null before."""
+    """When its first process started; null before."""
     ended_at: Timestamp | None = None
     """When it ended; null before."""
     expires_at: Timestamp | None = None
-    """When ``ttl_seconds`` runs out; null without."""
+    """When ``ttl_seconds`` runs out; null without a ttl."""
 
 
-class SandboxEnvelope(Answer):
+class SandboxEnvelope(WireAnswer):
     """Answer to create, get, pause, resume and restart."""
 
     sandbox: SandboxRecord
-    """As it stands now."""
+    """Its current state."""
     recovered: bool = False
-    """True when the create found the sandbox already there."""
+    """Whether the create found the sandbox already there."""
 
 
-class SandboxList(Answer):
+class SandboxList(WireAnswer):
     """One page of sandboxes, oldest first."""
 
     sandboxes: list[SandboxRecord]
-    """May be fewer than ``limit`` where the specs are large; only ``next_cursor`` tells whether there are more."""
+    """May be fewer than ``limit`` if the specs are large; only ``next_cursor`` says whether there are more."""
     next_cursor: str | None = None
-    """Pass as ``cursor`` to read on; null on the last page."""
+    """Pass as ``cursor`` to get the next page; null on the last page."""
 
 
-class DeleteAnswer(Answer):
-    """Answer to delete; ``deleted`` is false when nothing of that id was there."""
+class DeleteAnswer(WireAnswer):
+    """Answer to delete; ``deleted`` is false if there was no such sandbox."""
 
     ok: bool = True
     """Always true."""
     deleted: SandboxRecord | Literal[False]
-    """The record, in state ``deleted`` or still ``deleting``; ``false`` where there was none."""
+    """The record, in state ``deleted`` or still ``deleting``; ``false`` if there was none."""
 
 
-class Usage(Answer):
-    """What a running sandbox uses now."""
+class Usage(WireAnswer):
+    """Current resource use of a running sandbox."""
 
     memory_mb: float
     """MiB."""
@@ -307,19 +307,19 @@ class Usage(Answer):
     disk_mb: float
     """MiB of its writable disk."""
     pids: int
-    """Processes and threads."""
+    """Number of processes and threads."""
 
 
-class LogChunk(Answer):
-    """A piece of the first process's output.  ``data`` is base64; ``eof`` means caught up, not finished."""
+class LogChunk(WireAnswer):
+    """A part of the first process's output.  ``data`` is base64; ``eof`` means caught up, not finished."""
 
     stream: Literal["stdout", "stderr"]
-    """Which output."""
+    """Name of the output."""
     offset: int
-    """Of the first byte of ``data``."""
+    """Offset of the first byte of ``data``."""
     next_offset: int
-    """Pass as ``offset`` to read on."""
+    """Pass as ``offset`` to continue."""
     data: str
-    """Base64; empty where nothing is there yet."""
+    """Base64; empty if there is nothing yet."""
     eof: bool
-    """Caught up; a running process may still write more."""
+    """Whether this is all so far; a running process may still write more."""

@@ -1,7 +1,31 @@
-"""State machines of the service, as tables.
+"""The state machines of the service: what may become what, and nothing else.
 
-Each table maps ``state -> states that may follow``.  A change that the table does not hold is a bug and raises
-`IllegalTransitionError`; nothing else in the project decides whether a change is legal.
+Theory of operation
+-------------------
+
+There are three kinds of things with a state: sandboxes, nodes and exec sessions.  Each has one table that maps a state
+to the states that may follow.  Whoever changes a state asks `next_state`; a change that the table does not contain is
+a bug in the caller, never a user's mistake, and raises `IllegalTransitionError`.
+
+The tables say what is *legal*, not what *happens*.  Events (an order's answer, a heartbeat, a deadline, a call of a
+client) are turned into changes by `gateway.core.transitions` and `gateway.core.node_health` for rows of the gateway,
+and by the node agent for its sessions; all of them are held to these tables.
+
+A sandbox has two parties that know about it: the gateway owns the row, and the node's engine owns the processes.
+Most edges exist because those two can disagree:
+
+* ``pending -> creating -> running`` is the way up.  ``creating -> pending`` undoes the choice of a node that refused or
+  vanished before the sandbox ever ran; it is then placed again.
+* ``running``, ``paused`` and ``checkpointed`` follow the node's inventory.  What is missing from two inventories in a
+  row becomes ``lost``, and so does everything on a node that is silent for too long.
+* ``exited`` and ``failed`` keep their node and workspace, so a restart (``-> creating``, with the next generation) may
+  follow.  ``lost`` does not: the workspace is gone with the node.
+* ``deleting`` can be reached from every state but ``deleted``, and leaves only to ``deleted``: a delete wins over
+  everything in flight.  ``pending``, ``failed`` and ``lost`` may go to ``deleted`` directly, where no node has to
+  confirm.
+* ``deleted -> pending`` is a new sandbox that uses the id again, with the next generation.
+
+There is no edge from a state to itself: an event that changes nothing is not a change of state.
 """
 
 from collections.abc import Mapping
@@ -10,23 +34,23 @@ from typing import Final, TypeVar
 
 
 class SandboxState(StrEnum):
-    """Where a sandbox stands.  ``exited``, ``failed``, ``lost`` and ``deleted`` carry a `DeathReason`."""
+    """State of a sandbox.  ``exited``, ``failed``, ``lost`` and ``deleted`` carry a `DeathReason`."""
 
-    PENDING = "pending"  # accepted, waiting for room
-    CREATING = "creating"  # a node was chosen and told
+    PENDING = "pending"  # accepted, waits for room
+    CREATING = "creating"  # a node was chosen and got the order
     RUNNING = "running"
     PAUSED = "paused"
     CHECKPOINTED = "checkpointed"
     RESTORING = "restoring"
     EXITED = "exited"  # its first process ended by itself
     FAILED = "failed"  # it never ran, or something killed it
-    LOST = "lost"  # its node is gone, or took it away
+    LOST = "lost"  # its node is gone, or no longer has it
     DELETING = "deleting"
     DELETED = "deleted"
 
 
 class DeathReason(StrEnum):
-    """Why a sandbox is no longer there."""
+    """Why a sandbox ended."""
 
     EXITED = "exited"
     OOM = "oom"
@@ -41,17 +65,17 @@ class DeathReason(StrEnum):
 
 
 class NodeState(StrEnum):
-    """Where a node stands in the eyes of the gateway."""
+    """State of a node, as the gateway sees it."""
 
     READY = "ready"
     DRAINING = "draining"  # takes nothing new
     UNREACHABLE = "unreachable"  # heartbeats are late
-    LOST = "lost"  # heartbeats are so late that its sandboxes were given up
+    LOST = "lost"  # heartbeats are so late that its sandboxes count as lost
     GONE = "gone"  # removed by the operator or the autoscaler
 
 
 class ExecStatus(StrEnum):
-    """Where an exec session stands.  The last two are final.
+    """State of an exec session.  The last two are final.
 
     ``exited`` means that the process ended by itself, whatever its exit code; ``failed`` that it could not be
     started, was killed by its timeout, or that its end could not be observed.
@@ -66,18 +90,15 @@ S = SandboxState
 
 SANDBOX_TRANSITIONS: Final[Mapping[SandboxState, frozenset[SandboxState]]] = {
     S.PENDING: frozenset({S.CREATING, S.FAILED, S.DELETING, S.DELETED}),
-    # Back to pending when the chosen node refused or vanished before the sandbox ever ran.
     S.CREATING: frozenset({S.RUNNING, S.PENDING, S.EXITED, S.FAILED, S.LOST, S.DELETING}),
     S.RUNNING: frozenset({S.PAUSED, S.CHECKPOINTED, S.CREATING, S.EXITED, S.FAILED, S.LOST, S.DELETING}),
     S.PAUSED: frozenset({S.RUNNING, S.CHECKPOINTED, S.CREATING, S.EXITED, S.FAILED, S.LOST, S.DELETING}),
     S.CHECKPOINTED: frozenset({S.RESTORING, S.FAILED, S.LOST, S.DELETING}),
     S.RESTORING: frozenset({S.RUNNING, S.CHECKPOINTED, S.FAILED, S.LOST, S.DELETING}),
-    # A restart makes a new generation on the same node, with the same workspace.
     S.EXITED: frozenset({S.CREATING, S.LOST, S.DELETING}),
     S.FAILED: frozenset({S.CREATING, S.LOST, S.DELETING, S.DELETED}),
     S.LOST: frozenset({S.DELETING, S.DELETED}),
     S.DELETING: frozenset({S.DELETED}),
-    # The id may be used again: a new generation of it.
     S.DELETED: frozenset({S.PENDING}),
 }
 
@@ -85,7 +106,7 @@ LIVE: Final = frozenset({S.CREATING, S.RUNNING, S.PAUSED, S.CHECKPOINTED, S.REST
 """States in which a sandbox holds resources of a node."""
 
 ENDED: Final = frozenset({S.EXITED, S.FAILED, S.LOST, S.DELETED})
-"""States in which no process of the sandbox runs any more."""
+"""States in which no process of the sandbox runs."""
 
 N = NodeState
 
@@ -107,14 +128,14 @@ State = TypeVar("State", bound=StrEnum)
 
 
 class IllegalTransitionError(Exception):
-    """A change of state that the table does not hold: a bug in the caller, never a user's mistake."""
+    """A change of state that the table does not contain: a bug in the caller, never a user's mistake."""
 
 
 def next_state(table: Mapping[State, frozenset[State]], current: State, wanted: State) -> State:
-    """``wanted`` if the table allows it after ``current``.
+    """Return ``wanted`` if the table allows it after ``current``.
 
     Raises:
-        IllegalTransitionError: the table does not hold that change.
+        IllegalTransitionError: the table does not contain that change.
     """
     if wanted not in table[current]:
         raise IllegalTransitionError(f"{type(current).__name__}: {current} -> {wanted} is not in the table")

@@ -4,7 +4,7 @@ import importlib.metadata
 from enum import StrEnum
 from typing import Final
 
-from gateway.wire.base import Answer
+from gateway.wire.base import WireAnswer
 
 DISTRIBUTION: Final = "sandbox-fleet"
 
@@ -17,7 +17,7 @@ def installed_version() -> str:
         return "unknown"
 
 
-class GatewayHealth(Answer):
+class GatewayHealth(WireAnswer):
     """Answer of ``GET /healthz``: the process answers."""
 
     ok: bool = True
@@ -28,7 +28,7 @@ class GatewayHealth(Answer):
     """Version of the gateway."""
 
 
-class GatewayReadiness(Answer):
+class GatewayReadiness(WireAnswer):
     """Answer of ``GET /readyz``: the store answers and its schema is this version's; 503 with ``ok: false`` if not."""
 
     ok: bool
@@ -45,7 +45,7 @@ class Verdict(StrEnum):
     ERROR = "error"
 
 
-class Check(Answer):
+class Check(WireAnswer):
     """One row of ``sandboxes doctor``; every role contributes its own through an entry point."""
 
     name: str

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from gateway.wire.base import Answer, Request, Timestamp
+from gateway.wire.base import Timestamp, WireAnswer, WireRequest
 
 TOKEN_HEADER = "X-UCloud-Sandbox-Token"  # noqa: S105 - the header's name
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     """``client`` works with sandboxes; ``operator`` may do everything; ``node`` is one node agent's own credential."""
 
     CLIENT = "client"
@@ -18,45 +18,45 @@ class Scope(StrEnum):
     NODE = "node"
 
 
-class TokenRequest(Request):
-    """Makes a token for people or programs.  Node credentials come from registration only."""
+class TokenRequest(WireRequest):
+    """Creates a token for people or programs.  Node credentials come from registration only."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
-    """For people: whose it is."""
-    scope: Scope = Field(strict=False)
+    """For people: what the token is for."""
+    scope: TokenScope = Field(strict=False)
     """``client`` or ``operator``."""
     expires_seconds: int | None = Field(default=None, ge=1)
-    """``null``: it does not expire."""
+    """Seconds until it expires; ``null``: never."""
 
 
-class TokenRecord(Answer):
+class TokenRecord(WireAnswer):
     """A token as stored: everything but the secret."""
 
     id: str
-    """Revokes it; no secret."""
+    """Id by which it is revoked; not a secret."""
     name: str
-    """As asked for."""
-    scope: Scope
+    """As requested."""
+    scope: TokenScope
     """What it may do."""
     created_at: Timestamp
-    """When it was made."""
+    """When it was created."""
     expires_at: Timestamp | None = None
-    """Null: never."""
+    """When it expires; null: never."""
     revoked_at: Timestamp | None = None
-    """Null: it is good."""
+    """When it was revoked; null: it is valid."""
 
 
-class TokenCreated(Answer):
+class TokenCreated(WireAnswer):
     """The only answer that ever carries the secret."""
 
     token: str
     """The secret."""
     record: TokenRecord
-    """The rest."""
+    """Everything but the secret."""
 
 
-class TokenList(Answer):
+class TokenList(WireAnswer):
     """All tokens, oldest first."""
 
     tokens: list[TokenRecord]
-    """Revoked ones included."""
+    """Including revoked ones."""

@@ -21,7 +21,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.states import NodeState
 from gateway.wire.system import Check, Verdict
-from gateway.wire.tokens import Scope
+from gateway.wire.tokens import TokenScope
 from sandboxes.errors import InterruptedStartError
 from sandboxes.local import dockerd
 from sandboxes.local.residue import Marks
@@ -244,10 +244,10 @@ class Stack:
                 self._say(f"the {scope} token in {path} no longer works; creating a new one")
                 self._make_token(scope, path)
 
-    def _token_files(self) -> tuple[tuple[Scope, Path], ...]:
-        return (Scope.OPERATOR, self.service.operator_token), (Scope.CLIENT, self.service.client_token)
+    def _token_files(self) -> tuple[tuple[TokenScope, Path], ...]:
+        return (TokenScope.OPERATOR, self.service.operator_token), (TokenScope.CLIENT, self.service.client_token)
 
-    def _make_token(self, scope: Scope, path: Path) -> None:
+    def _make_token(self, scope: TokenScope, path: Path) -> None:
         words = ("token", "create", "--scope", scope.value, "--name", f"up-{scope.value}")
         write_private(path, run_command(*words, env=self._environment).strip() + "\n")
 

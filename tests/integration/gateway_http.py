@@ -14,15 +14,15 @@ from unittest.mock import patch
 import requests
 
 from gateway.client import GatewayClient
-from gateway.http.app import Gateway, build_app
-from gateway.http.server import Server
+from gateway.http.app import GatewayApp, build_app
+from gateway.http.server import GatewayServer
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services, build
 from gateway.settings import GatewaySettings
 from gateway.wire.errors import ErrorBody
 from gateway.wire.nodes import Heartbeat, JoinTokenRequest, RegisterRequest, RuntimeReport
 from gateway.wire.resources import Shape
-from gateway.wire.tokens import Scope, TokenRequest
+from gateway.wire.tokens import TokenRequest, TokenScope
 from tests.fakes.scripted_node import Script, ScriptedNode
 from tests.fakes.serving import Loop, QuietServer, plain, running_loop, served
 
@@ -32,7 +32,7 @@ ROOM = Shape(cpus=1000, memory_mb=10**6, disk_mb=10**8, slots=1000)
 RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"], pause=True)
 
 
-class GatewayServer(QuietServer, Server):
+class ThreadServer(QuietServer, GatewayServer):
     """The gateway's own server, without signal handlers."""
 
 
@@ -51,23 +51,23 @@ class HttpGateway:
 
     url: str
     services: Services
-    gateway: Gateway
+    gateway: GatewayApp
     loop: Loop
     node: ScriptedNode
     node_url: str
-    secrets: dict[Scope, str]
+    secrets: dict[TokenScope, str]
     login: NodeLogin
     _beats: int = 0
 
     @property
     def client(self) -> dict[str, str]:
         """Headers of a client."""
-        return {"X-UCloud-Sandbox-Token": self.secrets[Scope.CLIENT]}
+        return {"X-UCloud-Sandbox-Token": self.secrets[TokenScope.CLIENT]}
 
     @property
     def operator(self) -> dict[str, str]:
         """Headers of an operator."""
-        return {"Authorization": f"Bearer {self.secrets[Scope.OPERATOR]}"}
+        return {"Authorization": f"Bearer {self.secrets[TokenScope.OPERATOR]}"}
 
     @property
     def script(self) -> Script:
@@ -147,7 +147,7 @@ def running_gateway(state_dir: Path, *, settings: dict[str, Any] | None = None, 
     # One heartbeat is enough for the whole test.
     patient = {"state_dir": state_dir, "unreachable_after": 1e6, "lost_after": 2e6}
     node = ScriptedNode()
-    made: list[Gateway] = []
+    made: list[GatewayApp] = []
     with running_loop() as loop, contextlib.ExitStack() as stack:
         node_url = stack.enter_context(served(loop, plain(node.app())))
         node_client = NodeClient()
@@ -157,16 +157,16 @@ def running_gateway(state_dir: Path, *, settings: dict[str, Any] | None = None, 
         loop.call(services.__aenter__())
         stack.callback(lambda: loop.call(services.__aexit__()))
 
-        async def make() -> Server:
+        async def make() -> ThreadServer:
             made.append(build_app(services, node_client, **bounds))
-            return GatewayServer(made[0])
+            return ThreadServer(made[0])
 
         url = stack.enter_context(served(loop, make))
         secrets = {
             scope: loop.call(services.tokens.make(TokenRequest(name=scope.value, scope=scope))).token
-            for scope in (Scope.CLIENT, Scope.OPERATOR)
+            for scope in (TokenScope.CLIENT, TokenScope.OPERATOR)
         }
-        login = join(url, secrets[Scope.OPERATOR], "test", node_url)
+        login = join(url, secrets[TokenScope.OPERATOR], "test", node_url)
         gateway = HttpGateway(url, services, made[0], loop, node, node_url, secrets, login)
         gateway.beat()
         gateway.create("box")

@@ -11,7 +11,7 @@ from gateway.http.app import route_table, routes_only
 from gateway.http.auth import ACCESS, RouteAccess
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
-from gateway.wire.tokens import Scope, TokenRequest
+from gateway.wire.tokens import TokenRequest, TokenScope
 from tests.integration.gateway_http import SESSION, HttpGateway, body_of, join, running_gateway
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/openapi.json")}
@@ -56,16 +56,19 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with running_gateway(tmp_path_factory.mktemp("gateway")) as gateway:
-        operator = GatewayClient(gateway.url, gateway.secrets[Scope.OPERATOR])
-        other = join(gateway.url, gateway.secrets[Scope.OPERATOR], "other", "http://127.0.0.1:1")
-        removed = join(gateway.url, gateway.secrets[Scope.OPERATOR], "removed", "http://127.0.0.1:1")
+        operator = GatewayClient(gateway.url, gateway.secrets[TokenScope.OPERATOR])
+        other = join(gateway.url, gateway.secrets[TokenScope.OPERATOR], "other", "http://127.0.0.1:1")
+        removed = join(gateway.url, gateway.secrets[TokenScope.OPERATOR], "removed", "http://127.0.0.1:1")
         operator.remove_node(removed.node_id)
-        ended = [operator.create_token(TokenRequest(name="x", scope=scope)) for scope in (Scope.CLIENT, Scope.OPERATOR)]
+        ended = [
+            operator.create_token(TokenRequest(name="x", scope=scope))
+            for scope in (TokenScope.CLIENT, TokenScope.OPERATOR)
+        ]
         for token in ended:
             operator.revoke_token(token.record.id)
         secrets = {
-            CLIENT: gateway.secrets[Scope.CLIENT],
-            OPERATOR: gateway.secrets[Scope.OPERATOR],
+            CLIENT: gateway.secrets[TokenScope.CLIENT],
+            OPERATOR: gateway.secrets[TokenScope.OPERATOR],
             NODE: gateway.login.credential,
             OTHER_NODE: other.credential,
         }
@@ -126,7 +129,7 @@ def test_the_join_route_takes_a_join_token_only(guarded: Guarded) -> None:
 
 
 def join_token(gateway: HttpGateway) -> str:
-    operator = GatewayClient(gateway.url, gateway.secrets[Scope.OPERATOR])
+    operator = GatewayClient(gateway.url, gateway.secrets[TokenScope.OPERATOR])
     return operator.join_token(JoinTokenRequest(instance="i", pool="cpu")).token
 
 

@@ -16,7 +16,7 @@ from gateway.errors import ApiError
 from gateway.wire import limits
 from gateway.wire.capacity import Ceilings
 from gateway.wire.errors import ErrorCode
-from gateway.wire.tokens import Scope
+from gateway.wire.tokens import TokenScope
 from tests.integration.gateway_http import SESSION, SPEC, HttpGateway, LogLines, body_of, running_gateway
 
 
@@ -24,7 +24,7 @@ from tests.integration.gateway_http import SESSION, SPEC, HttpGateway, LogLines,
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpGateway]:
     with running_gateway(tmp_path_factory.mktemp("gateway")) as running:
         # Without any pool to wait for, a shape beyond the node's is refused at once.
-        GatewayClient(running.url, running.secrets[Scope.OPERATOR]).put_ceilings(Ceilings(pools=[]))
+        GatewayClient(running.url, running.secrets[TokenScope.OPERATOR]).put_ceilings(Ceilings(pools=[]))
         yield running
 
 
@@ -291,7 +291,7 @@ def test_the_request_id_goes_to_the_node(gateway: HttpGateway) -> None:
     (call,) = gateway.script.calls
     assert call.headers["x-request-id"] == "trace-7"
     assert call.headers["authorization"] == f"Bearer {gateway.login.control_token}"
-    assert gateway.secrets[Scope.CLIENT] not in str(call)
+    assert gateway.secrets[TokenScope.CLIENT] not in str(call)
 
 
 def test_the_access_log_is_honest(gateway: HttpGateway) -> None:
@@ -351,7 +351,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(gateway: HttpGateway, monke
     monkeypatch.setattr("gateway.http.middleware.DRAIN_SECONDS", 0.1)
     for line in ("POST /v1/sandboxes", "PUT /v1/sandboxes/box/files?path=/x"):
         with socket.create_connection(gateway.address, timeout=10) as raw:
-            head = f"{line} HTTP/1.1\r\nHost: x\r\nX-UCloud-Sandbox-Token: {gateway.secrets[Scope.CLIENT]}\r\n"
+            head = f"{line} HTTP/1.1\r\nHost: x\r\nX-UCloud-Sandbox-Token: {gateway.secrets[TokenScope.CLIENT]}\r\n"
             raw.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 10\r\n\r\n".encode())
             assert raw.recv(65536).startswith(b"HTTP/1.1 504 ")
 

@@ -20,7 +20,7 @@ from gateway.node_client import CALL_TIMEOUT, with_wait
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import ExecOrder
-from gateway.wire.tokens import Scope
+from gateway.wire.tokens import TokenScope
 from tests.fakes.scripted import Drop, Recorded, Reply, ScriptedServer
 from tests.fakes.scripted_node import CHUNK, refusal
 from tests.fakes.serving import stopped_server
@@ -324,7 +324,7 @@ def test_a_client_that_leaves_during_a_download_frees_the_node(gateway: HttpGate
     "body", [b"Content-Length: 1000000\r\n\r\n" + bytes(1000), b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"]
 )
 def test_an_upload_whose_client_leaves_never_completes(gateway: HttpGateway, body: bytes) -> None:
-    token = gateway.secrets[Scope.CLIENT]
+    token = gateway.secrets[TokenScope.CLIENT]
     with socket.create_connection(gateway.address, timeout=10) as raw:
         head = f"PUT {FILES}?path=/x HTTP/1.1\r\nHost: x\r\nX-UCloud-Sandbox-Token: {token}\r\n"
         raw.sendall(head.encode() + body)
@@ -429,7 +429,7 @@ def test_a_stop_ends_waits_with_an_answer(tmp_path: Path, method: str, path: str
         answers: list[requests.Response] = []
         caller = in_thread(lambda: answers.append(gateway.call(method, path, json=body)))
         gateway.loop.call(gateway.script.waiting.wait())
-        gateway.loop.call(gateway.gateway.stopping.stop())
+        gateway.loop.call(gateway.gateway.graceful_stop.stop())
         caller.join(10)
         told = body_of(answers[0])
         assert (answers[0].status_code, told.code, told.retryable) == (503, ErrorCode.BUSY, repeatable)
@@ -444,6 +444,6 @@ def test_a_stop_cuts_streams(tmp_path: Path) -> None:
     ):
         lines = answer.iter_lines(chunk_size=1)
         next(lines)
-        gateway.loop.call(gateway.gateway.stopping.stop())
+        gateway.loop.call(gateway.gateway.graceful_stop.stop())
         with pytest.raises(requests.exceptions.ChunkedEncodingError):
             list(lines)

@@ -17,7 +17,7 @@ from gateway.client import GatewayClient, GatewayError
 from gateway.wire import limits
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.states import SandboxState
-from gateway.wire.tokens import Scope, TokenRequest
+from gateway.wire.tokens import TokenRequest, TokenScope
 from tests.gateway_process import gateway_process, new_token
 from tests.integration.small_fleet import SmallFleet, small_fleet
 from ucloud_sandboxes_sdk import Image, SandboxClient, SandboxSpec
@@ -187,7 +187,7 @@ def test_a_shape_that_never_fits(fleet: SmallFleet) -> None:
 
 
 def test_tokens_are_made_and_revoked_over_http(fleet: SmallFleet) -> None:
-    made = fleet.operator.create_token(TokenRequest(name="short", scope=Scope.CLIENT))
+    made = fleet.operator.create_token(TokenRequest(name="short", scope=TokenScope.CLIENT))
     mine = GatewayClient(fleet.gateway.url, made.token)
     assert mine.sandbox("box").id == "box"
     fleet.operator.revoke_token(made.record.id)

@@ -139,7 +139,7 @@ Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class QueryModel(base.Request):
+class QueryModel(base.WireRequest):
     """A query string, whose values arrive as text."""
 
     model_config = ConfigDict(strict=False)

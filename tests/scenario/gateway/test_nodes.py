@@ -15,7 +15,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, NodeState, SandboxState
-from gateway.wire.tokens import Scope
+from gateway.wire.tokens import TokenScope
 from tests.scenario.gateway.test_crash import FailingDatabase
 from tests.scenario.gateway.world import (
     FakeNode,
@@ -54,7 +54,7 @@ async def test_a_join_token_opens_once(here: World) -> None:
     node = FakeNode("vm-1")
     answer = await here.services.nodes.register(token.token, registration(node))
     principal = await here.services.tokens.verify(answer.credential)
-    assert (principal.scope, principal.node_id) == (Scope.NODE, answer.node_id)
+    assert (principal.scope, principal.node_id) == (TokenScope.NODE, answer.node_id)
     assert answer.control_token == (await here.services.nodes.address(answer.node_id)).control_token
     node.node_id = answer.node_id
     here.fleet.nodes[node.node_id] = node

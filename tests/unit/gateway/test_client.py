@@ -20,12 +20,12 @@ from gateway.wire.nodes import Heartbeat, JoinTokenRequest, NodeRecord, Register
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxList, SandboxSpec
 from gateway.wire.states import NodeState, SandboxState
-from gateway.wire.tokens import Scope, TokenCreated, TokenRecord, TokenRequest
+from gateway.wire.tokens import TokenCreated, TokenRecord, TokenRequest, TokenScope
 from tests.fakes.gateway import error, sandbox_record
 from tests.fakes.scripted import Drop, Recorded, Reply, ScriptedServer
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-TOKEN_RECORD = TokenRecord(id="t", name="n", scope=Scope.CLIENT, created_at=NOW)
+TOKEN_RECORD = TokenRecord(id="t", name="n", scope=TokenScope.CLIENT, created_at=NOW)
 HEARTBEAT = Heartbeat(
     sequence=1,
     boot_id="b",
@@ -141,7 +141,7 @@ CALLS: dict[str, tuple[Callable[[GatewayClient], Any], str, str, Any, bool]] = {
     ),
     "tokens": (lambda c: c.tokens(), "GET", "/v1/tokens", {"tokens": []}, True),
     "create_token": (
-        lambda c: c.create_token(TokenRequest(name="n", scope=Scope.CLIENT)),
+        lambda c: c.create_token(TokenRequest(name="n", scope=TokenScope.CLIENT)),
         "POST",
         "/v1/tokens",
         TokenCreated(token="s", record=TOKEN_RECORD).model_dump(mode="json"),

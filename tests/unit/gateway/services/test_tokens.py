@@ -10,7 +10,7 @@ from gateway.services.tasks import random_id
 from gateway.services.tokens import TokenService
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
-from gateway.wire.tokens import Scope, TokenRequest
+from gateway.wire.tokens import TokenRequest, TokenScope
 from tests.scenario.gateway.world import MovedClock
 
 
@@ -34,14 +34,14 @@ async def refused(service: TokenService, secret: str) -> str:
 
 
 async def test_a_secret_is_told_once_and_opens_its_scope(service: TokenService) -> None:
-    made = await service.make(TokenRequest(name="laptop", scope=Scope.OPERATOR))
+    made = await service.make(TokenRequest(name="laptop", scope=TokenScope.OPERATOR))
     principal = await service.verify(made.token)
-    assert (principal.token_id, principal.name, principal.scope) == (made.record.id, "laptop", Scope.OPERATOR)
+    assert (principal.token_id, principal.name, principal.scope) == (made.record.id, "laptop", TokenScope.OPERATOR)
     assert made.token not in (await service.all()).model_dump_json()
 
 
 async def test_the_secret_is_nowhere_in_the_database(service: TokenService, tmp_path: Path) -> None:
-    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT))
+    made = await service.make(TokenRequest(name="laptop", scope=TokenScope.CLIENT))
     for path in tmp_path.iterdir():
         assert made.token.encode() not in path.read_bytes()
 
@@ -52,7 +52,7 @@ async def test_what_is_not_a_token_is_refused(service: TokenService, secret: str
 
 
 async def test_a_revoked_token_ends_at_once(service: TokenService) -> None:
-    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT))
+    made = await service.make(TokenRequest(name="laptop", scope=TokenScope.CLIENT))
     await service.verify(made.token)
     first = await service.revoke(made.record.id)
     assert first.revoked_at is not None
@@ -61,7 +61,7 @@ async def test_a_revoked_token_ends_at_once(service: TokenService) -> None:
 
 
 async def test_a_token_expires(service: TokenService, clock: MovedClock) -> None:
-    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT, expires_seconds=60))
+    made = await service.make(TokenRequest(name="laptop", scope=TokenScope.CLIENT, expires_seconds=60))
     await service.verify(made.token)
     clock.advance(60)
     assert "expired" in await refused(service, made.token)
@@ -69,7 +69,7 @@ async def test_a_token_expires(service: TokenService, clock: MovedClock) -> None
 
 async def test_node_tokens_are_not_made_here(service: TokenService) -> None:
     with pytest.raises(ApiError) as caught:
-        await service.make(TokenRequest(name="node", scope=Scope.NODE))
+        await service.make(TokenRequest(name="node", scope=TokenScope.NODE))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
 
 
@@ -82,7 +82,7 @@ async def test_an_unknown_token_cannot_be_revoked(service: TokenService) -> None
 async def test_a_revocation_by_another_process_is_seen_after_the_cache(
     service: TokenService, clock: MovedClock, tmp_path: Path
 ) -> None:
-    made = await service.make(TokenRequest(name="laptop", scope=Scope.CLIENT))
+    made = await service.make(TokenRequest(name="laptop", scope=TokenScope.CLIENT))
     await service.verify(made.token)
     other = Database.open(f"sqlite:///{tmp_path / 'g.db'}")
     await TokenService(other, clock, random_id).revoke(made.record.id)
