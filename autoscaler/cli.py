@@ -19,7 +19,6 @@ from rich.table import Table
 from autoscaler import describe, main
 from autoscaler.clock import DaemonClock
 from autoscaler.core import cost
-from autoscaler.offered import Offered, offered
 from autoscaler.reconcile import TickReport
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.user_data import ucloud_init_script
@@ -136,7 +135,7 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     mine = {pool.name: [intent for intent in intents if intent.pool == pool.name] for pool in settings.pools}
     hourly = {name: cost.rate(rows) for name, rows in mine.items()}
     monthly = {name: spent.get(name, Decimal(0)) + cost.cost_of_all(rows, now) for name, rows in mine.items()}
-    market = offered(settings.policy().pools, providers, reasons)
+    market = describe.market(settings.policy().pools, providers, reasons)
     if as_json:
         facts = {
             pool.name: {
@@ -165,7 +164,7 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     _show_market(market)
 
 
-def _show_market(market: Mapping[str, Offered]) -> None:
+def _show_market(market: Mapping[str, describe.PoolMarket]) -> None:
     """Show what each pool may buy, and what it names that is not sold."""
     rows = [
         (

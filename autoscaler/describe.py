@@ -1,6 +1,7 @@
-"""Actions and findings as sentences, for people who look at a plan."""
+"""What operators are shown: a plan as sentences, and what each pool may buy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -20,10 +21,16 @@ from autoscaler.core.actions import (
     Stop,
     Sweep,
 )
+from autoscaler.core.offers import missing_offers, offers_for
+from autoscaler.core.pools import PoolPolicy
+from providers import registry
+from providers.base import ComputeProvider, Offer, ProviderError
+
+# -- a plan -----------------------------------------------------------------------------------------------------------
 
 
 def action(value: Action, names: Mapping[str, str]) -> str:
-    """What is to be done.
+    """Return what an action does.
 
     Args:
         value: one action of a plan.
@@ -35,7 +42,7 @@ def action(value: Action, names: Mapping[str, str]) -> str:
             offer = f"{value.offer} of {value.provider}, {price}"
             return f"boot a node of pool {value.pool}: {offer}, {value.seconds:g} s to run"
         case Retry():
-            return f"order {_name(value.operation_id, names)} under its name"
+            return f"create instance {_name(value.operation_id, names)}"
         case Drain():
             return f"close node {value.node_id} of {_name(value.operation_id, names)} to new sandboxes"
         case CancelDrain():
@@ -49,7 +56,7 @@ def action(value: Action, names: Mapping[str, str]) -> str:
 
 
 def finding(value: Finding, names: Mapping[str, str]) -> str:
-    """What has become clear; see `action` for the arguments."""
+    """Return what has become clear; see `action` for the arguments."""
     match value:
         case Move():
             return f"instance {_name(value.operation_id, names)} is {value.to.value}"
@@ -58,7 +65,7 @@ def finding(value: Finding, names: Mapping[str, str]) -> str:
         case BootExtended():
             return f"instance {_name(value.operation_id, names)} goes on booting; it has until {time(value.deadline)}"
         case Adopt():
-            return f"instance {value.intent.name} of pool {value.intent.pool} gets its row back"
+            return f"instance {value.intent.name} of pool {value.intent.pool} is adopted"
         case Learn():
             has = value.shape
             gpus = f", {has.gpus} GPUs" if has.gpus else ""
@@ -67,14 +74,57 @@ def finding(value: Finding, names: Mapping[str, str]) -> str:
 
 
 def euros(amount: Decimal | None) -> str:
-    """Without trailing zeros."""
+    """Return an amount without trailing zeros."""
     return "unknown" if amount is None else f"{amount.normalize():f}"
 
 
 def time(seconds: float) -> str:
-    """A moment, in UTC."""
+    """Return a moment in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _name(operation: str, names: Mapping[str, str]) -> str:
     return names.get(operation, operation)
+
+
+# -- what pools may buy -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PoolMarket:
+    """What one pool may buy of what its provider sells now."""
+
+    offers: tuple[Offer, ...] = ()
+    problem: str = ""
+    """Why that is nothing, or less than the pool names."""
+
+
+def market(
+    pools: Sequence[PoolPolicy], providers: Mapping[str, ComputeProvider], reasons: Mapping[str, str]
+) -> dict[str, PoolMarket]:
+    """Return what each pool may buy, by its name; needs no gateway and no journal, and asks each provider once.
+
+    Args:
+        pools: of the settings.
+        providers: those that could be made.
+        reasons: why the others could not.
+    """
+    asked = {pool.provider for pool in pools} & providers.keys()
+    sold = {name: _offers_of(name, providers[name]) for name in asked}
+    return {pool.name: _of_pool(pool, sold.get(pool.provider, reasons.get(pool.provider, ""))) for pool in pools}
+
+
+def _offers_of(name: str, provider: ComputeProvider) -> list[Offer] | str:
+    """Return the offers, or a sentence why there are none."""
+    try:
+        return provider.offers()
+    except ProviderError as error:
+        return f"{name} cannot be asked: {error}"
+    except Exception as error:  # noqa: BLE001 - a plugin's own: its author looks at this
+        return f"{name} is broken: {registry.told(error)}"
+
+
+def _of_pool(pool: PoolPolicy, sold: list[Offer] | str) -> PoolMarket:
+    if isinstance(sold, str):
+        return PoolMarket(problem=sold)
+    return PoolMarket(tuple(offers_for(pool, sold)), missing_offers(pool, sold))

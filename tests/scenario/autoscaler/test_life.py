@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.actions import Wait, WaitKind
+from gateway.wire.nodes import NodeRecord
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
 from providers.base import Applied, ErrorKind, Scope
@@ -284,3 +285,34 @@ def test_an_instance_whose_pool_is_renamed_is_pointed_out_until_the_name_is_back
     fleet.policy = replace(before, pools=(pool(),))
     fleet.restart()
     fleet.until(lambda: not fleet.cloud.machines)
+
+
+# -- a gateway that has lost its database ------------------------------------------------------------------------------
+
+
+def lose_database(fleet: Fleet) -> tuple[dict[str, NodeRecord], dict[str, str]]:
+    """Start the gateway over an empty database, and return what it knew before."""
+    memory = (fleet.gateway.records, fleet.gateway.agents)
+    fleet.gateway.records, fleet.gateway.agents = {}, {}
+    return memory
+
+
+def test_a_gateway_that_gets_its_database_back_has_its_whole_fleet(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, pool(min=4))
+    fleet.until(lambda: fleet.states() == ["ready"] * 4)
+    memory = lose_database(fleet)
+    for _ in range(100):
+        fleet.tick()
+    assert fleet.states() == ["ready"] * 4
+    fleet.gateway.records, fleet.gateway.agents = memory
+    for _ in range(20):
+        fleet.tick()
+    assert (fleet.states(), len(fleet.cloud.created)) == (["ready"] * 4, 4)
+
+
+def test_nodes_that_stay_forgotten_are_deleted_and_booted_anew(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, pool(min=4))
+    fleet.until(lambda: fleet.states() == ["ready"] * 4)
+    lose_database(fleet)
+    fleet.until(lambda: len(fleet.cloud.created) > 4, ticks=1100)
+    fleet.until(lambda: fleet.states() == ["ready"] * 4)

@@ -44,6 +44,11 @@ def test_a_pool_reaches_the_policy_and_its_nodes(tmp_path: Path) -> None:
     }
 
 
+def test_gpus_and_holds_of_a_pool_reach_the_policy(tmp_path: Path) -> None:
+    (cpu,) = load(tmp_path, GOOD.replace("max = 2", "max = 2\ngpus = 2\npressure_hold_seconds = 45")).policy().pools
+    assert (cpu.gpus, cpu.pressure_hold_seconds) == (2, 45.0)
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     settings = load(tmp_path, GOOD, {"SANDBOXES_AUTOSCALER_TICK_SECONDS": "7", "OTHER": "x"})
     assert settings.tick_seconds == 7.0

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from autoscaler.core import packing
 from autoscaler.core.actions import Boot
-from autoscaler.core.packing import Bin, Group, Vector, fits, grouped, largest, largest_first, pack, vector
+from autoscaler.core.packing import Bin, Group, Vector, fits, grouped, items, largest, largest_first, pack, vector
 from autoscaler.core.plan import plan
 from autoscaler.core.pools import FleetPolicy, OfferKey, PoolPolicy
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import DemandItem, Intent, ProviderView, World
 from gateway.wire.resources import Shape
 from providers.base import Offer, Resources
-from tests.unit.autoscaler.test_policy import CAPS, NOW
+from tests.unit.autoscaler.builders import CAPS, NOW, ONE
 
 EXAMPLES = int(os.environ.get("SANDBOXES_SOAK_EXAMPLES", "300"))
 RUNSC, BOTH = frozenset({"runsc"}), frozenset({"runsc", "docker"})
@@ -136,6 +136,37 @@ def test_it_takes_at_most_two_ninths_more_bins_than_the_best_and_one(sizes: list
 
 def _only(memory: int) -> Vector:
     return vector(Shape(cpus=1000, memory_mb=memory, disk_mb=0, slots=1000))
+
+
+# -- single rules -----------------------------------------------------------------------------------------------------
+
+
+def packed(waiting: list[DemandItem], row: list[Bin]) -> list[DemandItem]:
+    return items(pack(largest_first(grouped(waiting), largest(each.free for each in row)), row))
+
+
+def a_bin(name: str = "n", **shape: float) -> Bin:
+    return Bin(name, vector(Shape.model_validate(shape)), RUNSC, GVISOR)
+
+
+def test_packing_takes_the_largest_first_and_all_resources_count() -> None:
+    big = DemandItem(Shape(cpus=3, memory_mb=10, slots=1))
+    small = DemandItem(Shape(cpus=1, memory_mb=1, slots=1))
+    room = a_bin(cpus=4, memory_mb=100, slots=2)
+    assert packed([small, small, big], [room]) == [small]
+    assert room.used
+
+
+def test_a_runtime_that_was_asked_for_must_be_there() -> None:
+    assert packed([DemandItem(Shape(cpus=1, slots=1), runtime="docker")], [a_bin(cpus=4, memory_mb=100, slots=2)])
+
+
+def test_many_equal_ones_are_put_in_at_once_and_gpus_stay_free_for_who_needs_them() -> None:
+    gpu = a_bin("gpu", cpus=8, memory_mb=8192, disk_mb=99_999, gpus=1, slots=9)
+    plain = a_bin("plain", cpus=8, memory_mb=8192, disk_mb=99_999, slots=9)
+    left = pack(grouped([DemandItem(ONE, count=8)]), [gpu, plain])
+    assert (left, plain.free[0], gpu.used) == ([], 0.0, False)
+    assert items(pack(grouped([DemandItem(ONE, count=9)]), [gpu])) == [DemandItem(ONE, count=1)]
 
 
 # -- inside a plan ----------------------------------------------------------------------------------------------------
