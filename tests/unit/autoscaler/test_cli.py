@@ -154,8 +154,8 @@ def test_pools_names_an_offer_that_is_not_sold(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path:
-    """A journal as the first version wrote it, with one row."""
+def journal(tmp_path: Path) -> Path:
+    """A journal that no process has open, with one row."""
     path = tmp_path / "as" / "journal.db"
     path.parent.mkdir()
     config = Config()
@@ -166,19 +166,19 @@ def older(tmp_path: Path) -> Path:
         command.upgrade(config, ScriptDirectory.from_config(config).get_bases()[0])
         connection.exec_driver_sql(
             "INSERT INTO intent (operation_id, pool, provider, name, type, location, state, created_at, changed_at,"
-            " deadline, attempts, next_try_at, detail) VALUES"
-            " ('op', 'cpu', 'local', 'local-cpu-op', 'local', 'here', 'ready', 1, 1, 1, 1, 1, '')"
+            " deadline, attempts, next_try_at, detail, spec, cause) VALUES"
+            " ('op', 'cpu', 'local', 'local-cpu-op', 'local', 'here', 'ready', 1, 1, 1, 1, 1, '', '', '')"
         )
     engine.dispose()
     return path
 
 
-def test_looking_leaves_an_older_journal_unchanged(tmp_path: Path, older: Path) -> None:
-    before = older.read_bytes()
+def test_looking_leaves_the_journal_unchanged(tmp_path: Path, journal: Path) -> None:
+    before = journal.read_bytes()
     assert "local-cpu-op" in looked(tmp_path, "status")
     assert "1 of 0–1" in looked(tmp_path, "pools")
     assert looked(tmp_path, "events") == "nothing has happened yet\n"
-    assert older.read_bytes() == before
+    assert journal.read_bytes() == before
 
 
 def test_a_journal_of_another_user_is_named(tmp_path: Path) -> None:

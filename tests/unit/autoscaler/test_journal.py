@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, text
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy.exc import IntegrityError
 
 from autoscaler.core.actions import Adopt, BootExtended, Learn, Move
 from autoscaler.core.backoff import FORGET_SECONDS
 from autoscaler.core.states import IntentState, IntentTransitionError
 from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, Intent
-from autoscaler.store.db import MIGRATIONS, JournalError
+from autoscaler.store.db import JournalError
 from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
+from autoscaler.store.tables import Row
 from gateway.wire.resources import Shape
 
 S = IntentState
@@ -26,18 +26,6 @@ OTHER = BackOffKey(BackOffKind.CLOSING, "cpu")
 def an_intent(number: int, state: IntentState = S.PLANNED) -> Intent:
     name = f"d-cpu-op{number}"
     return Intent(f"op{number}", "cpu", "local", name, "t", "l", state, 10.0 + number, 10.0, 100.0, detail="why")
-
-
-PHRASES = {
-    "clock": BackOffKey(BackOffKind.CLOCK),
-    "pool cpu": BackOffKey(BackOffKind.POOL, "cpu"),
-    "closing of pool cpu": OTHER,
-    "sweep of cloud vm 1": BackOffKey(BackOffKind.SWEEP, "cloud", "vm 1"),
-    "cloud": BackOffKey(BackOffKind.PROVIDER, "cloud"),
-    "cloud location here": BackOffKey(BackOffKind.LOCATION, "cloud", "here"),
-    "cloud offer small@here": KEY,
-}
-"""What each key was called up to schema 0003."""
 
 
 @pytest.fixture
@@ -122,41 +110,10 @@ def test_a_shape_learned_under_another_spec_replaces_the_last(journal: Journal) 
     assert journal.learned() == {("cpu", "t", "s2"): Shape(cpus=2)}
 
 
-def test_an_older_journal_is_migrated(url: str, tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    engine, config = create_engine(url), Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
-        connection.execute(text("INSERT INTO learned (pool, type, shape) VALUES ('cpu', 't', '{}')"))
-        connection.execute(
-            text(
-                "INSERT INTO intent (operation_id, pool, provider, name, type, location, state, created_at, changed_at,"
-                " deadline, attempts, next_try_at, detail) VALUES ('op1', 'cpu', 'local', 'd-cpu-op1', 't', 'l',"
-                " 'planned', 11, 10, 100, 0, 0, 'why')"
-            )
-        )
-    engine.dispose()
-    journal = Journal.open(url)
-    assert journal.open_intents() == (an_intent(1),)
-    assert journal.learned() == {}
-    journal.close()
-
-
-def test_an_older_journal_keeps_its_back_offs(url: str, tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    engine, config = create_engine(url), Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
-        for phrase in PHRASES:
-            connection.execute(text("INSERT INTO backoff VALUES (:key, 9.0, 2, 1.0, 'why')"), {"key": phrase})
-    engine.dispose()
-    journal = Journal.open(url)
-    assert journal.backoffs() == {key: BackOff(key, 9.0, 2, 1.0, "why") for key in PHRASES.values()}
-    journal.close()
+def test_the_migrations_make_exactly_what_the_tables_say(journal: Journal) -> None:
+    with journal.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Row.metadata) == []
 
 
 def test_gone_rows_are_remembered_by_name(journal: Journal) -> None:

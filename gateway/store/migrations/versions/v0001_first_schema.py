@@ -12,13 +12,14 @@ TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Makes all tables."""
+    """Create all tables."""
     _sandboxes()
     _sandbox_labels()
     _nodes()
     _tokens()
     _join_tokens()
     _ceilings()
+    _prepared()
 
 
 def _sandboxes() -> None:
@@ -51,11 +52,13 @@ def _sandboxes() -> None:
         sa.Column("held_disk_mb", sa.Integer(), nullable=False),
         sa.Column("held_gpus", sa.Integer(), nullable=False),
         sa.Column("held_slots", sa.Integer(), nullable=False),
+        sa.Column("batch", sa.String(), nullable=True),
+        sa.Column("want", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_sandboxes_node", "sandboxes", ["node_id"], unique=False)
     op.create_index("ix_sandboxes_page", "sandboxes", ["created_at", "id"], unique=False)
-    op.create_index("ix_sandboxes_state", "sandboxes", ["state"], unique=False)
+    op.create_index("ix_sandboxes_state", "sandboxes", ["state", "want", "created_at", "id"], unique=False)
 
 
 def _sandbox_labels() -> None:
@@ -90,6 +93,9 @@ def _nodes() -> None:
         sa.Column("beats", sa.Integer(), nullable=False),
         sa.Column("boot_id", sa.String(), nullable=True),
         sa.Column("sequence", sa.Integer(), nullable=False),
+        sa.Column("operation_id", sa.String(), nullable=True),
+        sa.Column("stages", sa.Text(), nullable=True),
+        sa.Column("role", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_nodes_instance", "nodes", ["instance"], unique=False)
@@ -123,6 +129,8 @@ def _join_tokens() -> None:
         sa.Column("expires_at", TIME, nullable=False),
         sa.Column("used_at", TIME, nullable=True),
         sa.Column("node_id", sa.String(), nullable=True),
+        sa.Column("operation_id", sa.String(), nullable=True),
+        sa.Column("role", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("sha256"),
     )
@@ -134,4 +142,22 @@ def _ceilings() -> None:
         sa.Column("pool", sa.String(), nullable=False),
         sa.Column("ceiling", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("pool"),
+    )
+
+
+def _prepared() -> None:
+    op.create_table(
+        "prepared",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("kind", sa.String(), nullable=False),
+        sa.Column("shape", sa.Text(), nullable=False),
+        sa.Column("runtime", sa.String(), nullable=True),
+        sa.Column("isolation", sa.String(), nullable=False),
+        sa.Column("image", sa.String(), nullable=True),
+        sa.Column("count", sa.Integer(), nullable=False),
+        sa.Column("created_at", TIME, nullable=False),
+        sa.Column("updated_at", TIME, nullable=False),
+        sa.Column("expires_at", TIME, nullable=False),
+        sa.Column("batch", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("id"),
     )

@@ -1,4 +1,4 @@
-"""Intents, events, back-offs, and what nodes were seen to have."""
+"""The first schema: intents, events, back-offs, money spent, and what nodes were seen to have."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Makes the first tables."""
+    """Create all tables."""
     op.create_table(
         "intent",
         sa.Column("operation_id", sa.String(), primary_key=True),
@@ -29,6 +29,11 @@ def upgrade() -> None:
         sa.Column("node_id", sa.String(), nullable=True),
         sa.Column("drain_mark", sa.Float(), nullable=True),
         sa.Column("detail", sa.String(), nullable=False),
+        sa.Column("price", sa.String(), nullable=True),
+        sa.Column("spec", sa.String(), nullable=False),
+        sa.Column("running_at", sa.Float(), nullable=True),
+        sa.Column("cause", sa.String(), nullable=False),
+        sa.Column("extended_at", sa.Float(), nullable=True),
     )
     op.create_table(
         "event",
@@ -40,7 +45,9 @@ def upgrade() -> None:
     )
     op.create_table(
         "backoff",
-        sa.Column("key", sa.String(), primary_key=True),
+        sa.Column("kind", sa.String(), primary_key=True),
+        sa.Column("owner", sa.String(), primary_key=True),
+        sa.Column("item", sa.String(), primary_key=True),
         sa.Column("until", sa.Float(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("failed_at", sa.Float(), nullable=False),
@@ -51,4 +58,11 @@ def upgrade() -> None:
         sa.Column("pool", sa.String(), primary_key=True),
         sa.Column("type", sa.String(), primary_key=True),
         sa.Column("shape", sa.String(), nullable=False),
+        sa.Column("spec", sa.String(), nullable=False),
+    )
+    op.create_table(
+        "spend",
+        sa.Column("pool", sa.String(), primary_key=True),
+        sa.Column("month", sa.String(), primary_key=True),
+        sa.Column("euros", sa.String(), nullable=False),
     )
