@@ -128,12 +128,16 @@ def as_json(result: SandboxExecResult, sandbox_id: str) -> dict[str, object]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the block as an exception does, so that what it made is removed again."""
+    """Let SIGTERM and SIGHUP end the block as an exception does, so that what it made is removed again.
+
+    Under `nohup` SIGHUP stays ignored.
+    """
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, *hangup)}
     try:
         yield
     finally:

@@ -86,24 +86,11 @@ def hello(stack: Stack) -> residue.Marks:
     marks = stack.marks()
     with SandboxClient(base_url=stack.service.url, api_token=stack.service.client_token.read_text().strip()) as client:
         image, sandbox, create = first_sandbox(client, stack.docker_socket)
-        proof = prove(client, sandbox, create)
+        proof = prove(sandbox, create)
     say(f"running {EXAMPLE.name} from the README")
     typer.echo(run_example(stack.service, image).rstrip())
     show(proof, node.id)
     return marks
-
-
-def spec(image: str) -> SandboxSpec:
-    """Return the spec of the example's sandbox, under an id of the demo's own."""
-    return SandboxSpec(
-        id=f"demo-{uuid4().hex}",
-        image=Image.from_registry(image),
-        command=["sleep", "300"],
-        cpus=1,
-        memory_mb=2048,
-        disk_mb=10240,
-        ttl_seconds=600,
-    )
 
 
 def first_sandbox(client: SandboxClient, docker_socket: Path) -> tuple[str, SandboxHandle, float]:
@@ -130,8 +117,18 @@ def first_sandbox(client: SandboxClient, docker_socket: Path) -> tuple[str, Sand
 
 
 def _timed_create(client: SandboxClient, image: str) -> tuple[SandboxHandle, float]:
+    # The example's spec, under an id of the demo's own.
+    spec = SandboxSpec(
+        id=f"demo-{uuid4().hex}",
+        image=Image.from_registry(image),
+        command=["sleep", "300"],
+        cpus=1,
+        memory_mb=2048,
+        disk_mb=10240,
+        ttl_seconds=600,
+    )
     started = time.monotonic()
-    return client.create_sandbox(spec(image)), time.monotonic() - started
+    return client.create_sandbox(spec), time.monotonic() - started
 
 
 @dataclass(frozen=True)
@@ -146,8 +143,13 @@ class Proof:
     delete: float
 
 
-def prove(client: SandboxClient, sandbox: SandboxHandle, create: float) -> Proof:
-    """Ask the sandbox which kernel it sees, take times, and delete it."""
+def prove(sandbox: SandboxHandle, create: float) -> Proof:
+    """Ask the sandbox which kernel it sees, take times, and delete it.
+
+    Args:
+        sandbox: a new one.
+        create: seconds that its create took.
+    """
     seen = sandbox.exec(["python3", "-c", PROOF], timeout_seconds=60)
     if not seen.success:
         raise click.ClickException(f"the sandbox cannot read its kernel's log: {seen.stderr.strip()}")

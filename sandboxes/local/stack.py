@@ -30,7 +30,7 @@ from sandboxes.local.supervisor import Child, ProcessSupervisor, StopRequested, 
 
 HOST: Final = "127.0.0.1"
 DOCTOR_SECONDS: Final = 120.0  # it starts a throwaway sandbox
-COMMAND_SECONDS: Final = 60.0
+AUTOSCALER_SECONDS: Final = 60.0
 GATEWAY_SECONDS: Final = 60.0
 GATEWAY_BACK_SECONDS: Final = 20.0
 ENGINE_SECONDS: Final = 60.0
@@ -187,7 +187,7 @@ class Stack:
             argv=argv_of("autoscaler", "run", "--config", str(config), "--execute"),
             log=self._directory.logs / "autoscaler.log",
         )
-        self._supervisor.start(child, within=COMMAND_SECONDS)
+        self._supervisor.start(child, within=AUTOSCALER_SECONDS)
 
     def _autoscaler_settings(self) -> str:
         """Return settings with one pool of one node on this machine."""

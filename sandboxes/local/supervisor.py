@@ -74,6 +74,12 @@ def run_command(
     return done.stdout
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask this process to stop: not SIGHUP where `nohup` had it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
 def restart_delay(failures: int) -> float:
     """Return the seconds to wait before restarting a child that died ``failures`` times in a row."""
     return float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** max(0, failures - 1)))
@@ -134,8 +140,8 @@ class ProcessSupervisor:
         self._events: SimpleQueue[_Died | StopRequested] = SimpleQueue()
 
     def catch_signals(self) -> None:
-        """Turn SIGINT, SIGTERM and SIGHUP into a request to stop, however they were disposed of before."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        """Turn SIGINT, SIGTERM and SIGHUP into a request to stop; under `nohup` SIGHUP stays ignored."""
+        for number in stop_signals():
             # SimpleQueue.put may be called from a signal handler: the library promises that it is reentrant.
             signal.signal(number, lambda got, _frame: self._events.put(StopRequested(got)))
 

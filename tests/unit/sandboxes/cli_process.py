@@ -3,13 +3,20 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 
-def cli_process(*words: str, **options: Any) -> "subprocess.Popen[bytes]":
-    """Start ``sandboxes WORDS`` with pipes for its stdout and stderr."""
+def cli_process(*words: str, before: Sequence[str] = (), **options: Any) -> "subprocess.Popen[bytes]":
+    """Start ``sandboxes WORDS`` with pipes for its stdout and stderr.
+
+    Args:
+        words: of the command.
+        before: a program and its arguments that run it, such as `env` does.
+        options: more of `subprocess.Popen`.
+    """
     return subprocess.Popen(
-        [sys.executable, "-m", "sandboxes", *words],
+        [*before, sys.executable, "-m", "sandboxes", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},

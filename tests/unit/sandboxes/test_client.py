@@ -97,12 +97,14 @@ def test_run_json_is_one_object(cli: Cli) -> None:
     assert (code, answer["stdout"], answer["exit_code"], answer["timed_out"]) == (0, "hi\n", 0, False)
 
 
+@pytest.mark.parametrize("ignored", ["", "INT"])
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_run_deletes_its_sandbox_on_a_signal(
-    environment: dict[str, str], gateway: Gateway, number: int, expected: int
+    environment: dict[str, str], gateway: Gateway, number: int, expected: int, ignored: str
 ) -> None:
     gateway.open_session = True
-    with cli_process("run", "busybox", "--", "sleep", "60") as running:
+    before = ("sh", "-c", f"trap '' {ignored}; exec \"$@\"", "sh") if ignored else ()
+    with cli_process("run", "busybox", "--", "sleep", "60", before=before) as running:
         wait_until(lambda: bool(gateway.sent("GET", "/stream")))
         running.send_signal(number)
         running.communicate(timeout=30)

@@ -135,6 +135,15 @@ def test_children_end_in_the_opposite_order(supervisor: ProcessSupervisor, tmp_p
     assert order.read_text().split() == ["second", "first"]
 
 
+@pytest.mark.parametrize(("sighup", "stops"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_sighup_stays_ignored_under_nohup(sighup: signal.Handlers, stops: bool) -> None:
+    before = signal.signal(signal.SIGHUP, sighup)
+    try:
+        assert (signal.SIGHUP in module.stop_signals()) is stops
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_signal_ends_the_wait(supervisor: ProcessSupervisor) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
