@@ -159,7 +159,7 @@ class Executor:
             words = f"{error.kind}: {error}"
             again_after = backoff.delete_again_after(intent.changed_at, now, error.retry_after)
             self._amend(intent.operation_id, words, next_try_at=now + again_after)
-            self._journal.hold_back(backoff.failed_delete(intent.pool, now=now, reason=f"{intent.name}: {words}"))
+            self._journal.back_off(backoff.failed_delete(intent.pool, now=now, reason=f"{intent.name}: {words}"))
             return
         if answer is Deleted.GONE:
             self._move(intent.operation_id, S.GONE, "the provider no longer has it")
@@ -191,13 +191,13 @@ class Executor:
         words = "its delete was accepted"
         try:
             if self._providers[action.provider].delete(Ref(id=action.instance_id)) is Deleted.GONE:
-                self._journal.release([key])
+                self._journal.clear_backoffs([key])
                 return
         except ProviderError as error:
             log.warning("sweep of %s failed (%s): %s", action.instance_id, error.kind, error)
             words = f"{error.kind}: {error}"
         known = self._journal.backoffs().get(key)
-        self._journal.hold_back(backoff.grown(known, key, bounds=backoff.SWEEP_BOUNDS, now=now, reason=words))
+        self._journal.back_off(backoff.grown(known, key, bounds=backoff.SWEEP_BOUNDS, now=now, reason=words))
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

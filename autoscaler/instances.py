@@ -153,7 +153,7 @@ class InstanceCreator:
             return self._refused(intent, error)
         outcome = "it existed already" if instance.adopted else "the provider accepted it"
         self._move(intent, S.BOOTING, outcome, instance_id=instance.id)
-        self._journal.release(backoff.offer_keys(intent.provider, intent.offer))
+        self._journal.clear_backoffs(backoff.offer_keys(intent.provider, intent.offer))
         return None
 
     def _exists(self, provider: ComputeProvider, intent: Intent, again_at: float) -> bool:
@@ -212,14 +212,14 @@ class InstanceCreator:
         held = backoff.grown(
             known, key, bounds=bounds, now=now, reason=words, least=least, chance=self._randomness.jitter()
         )
-        self._journal.hold_back(held)
+        self._journal.back_off(held)
         return error
 
     def boot_failed(self, intent: Intent, reason: str) -> None:
         """Back the pool off after an instance that did not become a node."""
         known = self._journal.backoffs().get(backoff.pool_key(intent.pool))
         now, words = self._clock.now(), f"{intent.name}: {reason}"
-        self._journal.hold_back(
+        self._journal.back_off(
             backoff.failed_boot(known, intent.pool, now=now, reason=words, chance=self._randomness.jitter())
         )
 

@@ -110,7 +110,7 @@ class Reconciler:
         now, rest = self._clock.now(), self._observer.untrusted_seconds()
         known = world.backoffs.get(backoff.CLOCK)
         if rest > 0 and (known is None or known.until < now + rest - 1):
-            self._journal.hold_back(
+            self._journal.back_off(
                 BackOff(backoff.CLOCK, now + rest, 1, now, "the wall clock jumped; ages prove nothing")
             )
         self._observer.save_clock()
@@ -130,7 +130,7 @@ class Reconciler:
         pools = {intent.pool for intent in report.world.intents if intent.operation_id in became}
         held = [key for pool in sorted(pools) if (key := backoff.pool_key(pool)) in report.world.backoffs]
         if held:
-            self._journal.release(held)
+            self._journal.clear_backoffs(held)
 
     def _unpublished(self, world: World) -> list[Callable[[], None]]:
         """Return the publication of the ceilings, where one is due and the gateway can be reached."""

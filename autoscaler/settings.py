@@ -1,4 +1,4 @@
-"""Settings of the autoscaler, read from a TOML file and the environment; nothing is read at import."""
+"""Settings of the autoscaler and their translation into the policy; nothing is read at import."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -39,7 +39,7 @@ class WarmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     count: int = Field(ge=1)
-    """How many sandboxes of this shape shall find room at once."""
+    """How many sandboxes of this shape must find room at once."""
     cpus: float = Field(gt=0)
     """Cores of each."""
     memory_mb: int = Field(ge=1)
@@ -56,7 +56,7 @@ class WarmSettings(BaseModel):
     """Until when; before ``start`` it is the next day's."""
 
     def floor(self) -> WarmFloor:
-        """The floor as the policy sees it."""
+        """Return the floor as the policy sees it."""
         shape = Shape(cpus=self.cpus, memory_mb=self.memory_mb, disk_mb=self.disk_mb, gpus=self.gpus, slots=1)
         days = frozenset(DAYS.index(day) for day in self.days)
         return WarmFloor(shape, self.count, days, _minute(self.start), _minute(self.end))
@@ -84,11 +84,11 @@ class PoolSettings(BaseModel):
     max_hourly: Euro | None = None
     """Euro an hour that all instances of the pool may cost together."""
     max_monthly: Euro | None = None
-    """Euro in a calendar month (UTC); nothing is booted any more that could lead beyond it."""
+    """Euro in a calendar month (UTC); nothing is booted that could exceed it."""
     warm: tuple[WarmSettings, ...] = ()
     """Room that is kept free, always or at certain times."""
     labels: dict[str, str] = {}
-    """More labels of its instances, in the provider's own rules."""
+    """More labels of its instances, by the provider's own rules."""
     replace_outdated: bool = True
     """Whether nodes of other settings, of another bundle, or of an offer that ends are replaced one by one."""
     image: str = ""
@@ -98,49 +98,49 @@ class PoolSettings(BaseModel):
     max: int = Field(default=1, ge=0)
     """Most instances at any moment, those on their way and those being deleted included."""
     idle_seconds: float = Field(default=600.0, gt=0)
-    """A node beyond the minimum that has been empty this long is closed and stopped."""
+    """A node beyond the minimum that has been empty this long is closed and deleted."""
     hold_seconds: float | None = Field(default=None, ge=0)
-    """Nothing is closed so soon after the pool grew; ``None`` is ``idle_seconds``."""
+    """After the pool grew nothing is closed for this long; ``None`` is ``idle_seconds``."""
     start_seconds: float = Field(default=300.0, gt=0)
-    """From the first call to the running instance; later than that it has failed."""
+    """From the first call to the running instance; a boot that takes longer has failed."""
     boot_seconds: float = Field(default=600.0, gt=0)
-    """From the running instance to the registered node; later than that it has failed."""
+    """From the running instance to the registered node; a boot that takes longer has failed."""
     extend_seconds: float = Field(default=300.0, ge=0)
-    """So much more time a late boot gets, once, if its provider reported a step no longer ago than this; 0 is none."""
+    """A late boot gets this much more time, once, if its provider reported progress no longer ago; 0 is none."""
     drain_seconds: float = Field(default=1800.0, gt=0)
-    """A closed node that is not empty by then is pointed out."""
+    """A closed node that is not empty by then is reported."""
     drain_share: float = Field(default=0.1, ge=0, le=1)
-    """Part of the ready nodes that may be on their way out at once; one always may."""
+    """Share of the ready nodes that may be closed or being deleted at once; one always may."""
     max_in_flight: int = Field(default=2, ge=1)
-    """Most instances on their way at once; more only when more than that are ready, then as many as those."""
+    """Most instances that boot at once; more only when more than that are ready, then as many as those."""
     pressure_nodes: int = Field(default=0, ge=0)
-    """Most nodes that pressure on the others adds; 0 is none."""
+    """Most nodes that are added for pressure on the others; 0 is none."""
     pressure_percent: float = Field(default=60.0, gt=0, le=100)
-    """Share of stalled time (Linux PSI) from which a node counts as pressed."""
+    """Share of stalled time (Linux PSI) from which a node counts as under pressure."""
     pressure_seconds: float = Field(default=60.0, ge=0)
     """How long that must last."""
     pressure_hold_seconds: float = Field(default=300.0, ge=0)
-    """Nothing is closed so soon after a node of the pool was under pressure."""
+    """After a node of the pool was under pressure nothing is closed for this long."""
     billing_margin_seconds: float = Field(default=300.0, ge=60)
-    """Where started hours are paid, an idle node is closed only so shortly before its next one."""
+    """Where started hours are paid, an idle node is closed only this long before its next one begins."""
     runtimes: tuple[RuntimeName, ...] = ("runsc", "docker")
-    """Engines of its nodes; told to them."""
+    """Engines of its nodes; passed to them."""
     isolations: tuple[Isolation, ...] = ("gvisor", "runc")
     """Isolations that those engines give."""
     cpu_overcommit: float = Field(default=4.0, gt=0)
-    """Cores that a node gives away per core of its machine; told to it."""
+    """Cores that a node gives to sandboxes per core of its machine; passed to it."""
     reserve_memory_mb: int = Field(default=512, ge=0)
-    """MiB that a node keeps for itself; told to it."""
+    """MiB of memory that a node keeps for itself; passed to it."""
     reserve_disk_mb: int = Field(default=2048, ge=0)
-    """MiB of disk that a node keeps for itself; told to it."""
+    """MiB of disk that a node keeps for itself; passed to it."""
     slots: int = Field(default=250, ge=1)
-    """Most sandboxes of a node; told to it."""
+    """Most sandboxes of a node; passed to it."""
     default_route: str | None = None
-    """Router of instances whose network tells them none, such as those with a private address only."""
+    """Router of instances whose network announces none, such as those with a private address only."""
     resolvers: tuple[str, ...] = ()
-    """Name servers of instances whose network tells them none."""
+    """Name servers of instances whose network announces none."""
     node: dict[str, object] = {}
-    """More settings of its node agents, as they stand in the node agent's own file; they win over the four above."""
+    """More settings of its node agents, as in the node agent's own file; they win over the ones above."""
 
     @model_validator(mode="after")
     def _min_within_max(self) -> Self:
@@ -163,7 +163,7 @@ class PoolSettings(BaseModel):
         }
 
     def policy(self) -> PoolPolicy:
-        """The pool as the policy sees it."""
+        """Return the pool as the policy sees it."""
         gives = {key: value for key in _GIVES if isinstance(value := self.node.get(key), int | float)}
         return PoolPolicy(
             name=self.name,
@@ -204,10 +204,7 @@ class PoolSettings(BaseModel):
 
 
 class AutoscalerSettings(DaemonSettings):
-    """One frozen value; plain fields may be set in the file or as ``SANDBOXES_AUTOSCALER_<FIELD>``.
-
-    Unknown keys fail.  Providers and pools stand in the file only.
-    """
+    """Settings of the autoscaler, from a file and from ``SANDBOXES_AUTOSCALER_<FIELD>``."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -227,29 +224,29 @@ class AutoscalerSettings(DaemonSettings):
     database_url: str | None = None
     """SQLAlchemy URL of the journal; ``None`` is a SQLite file in ``state_dir``."""
     tick_seconds: float = Field(default=2.0, gt=0, le=3600)
-    """Seconds between two looks."""
+    """Seconds between two ticks."""
     list_seconds: float = Field(default=10.0, ge=0)
-    """Providers that count calls are listed so often at most; it is rounded up to whole looks."""
+    """Least seconds between two listings of a provider that counts calls; rounded up to whole ticks."""
     heartbeat_seconds: float = Field(default=10.0, ge=0)
-    """After a start nothing is changed for this long, so that every node is heard of; the gateway's own interval."""
+    """After a start nothing is changed for this long, so that every node has a heartbeat; the gateway's interval."""
     max: int | None = Field(default=None, ge=0)
     """Most instances of all pools together; ``None`` is the sum of theirs."""
     max_hourly: Euro | None = None
     """Euro an hour that all instances may cost together."""
     max_monthly: Euro | None = None
-    """Euro in a calendar month (UTC) over all pools; nothing is booted any more that could lead beyond it."""
+    """Euro in a calendar month (UTC) over all pools; nothing is booted that could exceed it."""
     young_seconds: float = Field(default=0.0, ge=0)
-    """Demand that is all younger than this is waited for, so that a burst becomes one decision."""
+    """While all demand is younger than this it waits, so that a burst becomes one decision."""
     creates_per_tick: int = Field(default=1, ge=1)
-    """Most instances that one look orders, over all pools."""
+    """Most instances that one tick orders, over all pools."""
     stops_per_tick: int = Field(default=1, ge=1)
-    """Most idle nodes that one look closes, over all pools."""
+    """Most idle nodes that one tick closes, over all pools."""
     orphan_seconds: float = Field(default=900.0, gt=0)
-    """An instance of this fleet that the journal does not know is deleted once it is older than this."""
+    """An instance of this fleet without a row in the journal is deleted once it is older than this."""
     silent_seconds: float = Field(default=1800.0, gt=0)
     """A lost node's instance is deleted once its last heartbeat is older than this."""
     clock_grace_seconds: float = Field(default=900.0, ge=0)
-    """After a jump of the wall clock nothing is deleted for its age for this long."""
+    """After the wall clock jumped nothing is deleted for its age for this long."""
     providers: dict[Name, dict[str, object]] = {}
     """One table for each provider, with its own settings; ``kind`` is its plugin, by default the table's name."""
     pools: tuple[PoolSettings, ...] = ()
@@ -277,7 +274,7 @@ class AutoscalerSettings(DaemonSettings):
         return self.state_dir / "autoscaler.lock"
 
     def policy(self) -> FleetPolicy:
-        """The fleet as the policy sees it."""
+        """Return the fleet as the policy sees it."""
         return FleetPolicy(
             deployment=self.deployment,
             pools=tuple(pool.policy() for pool in self.pools),

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from typing import Final
 
 from autoscaler.core import backoff, cost
 from autoscaler.core.actions import Adopt, BootExtended, BootStarted, Finding, Learn, Move
@@ -16,8 +17,8 @@ from autoscaler.core.world import BackOff, BackOffKey, Intent, LearnedKey
 from autoscaler.store.journal import EVENTS_KEPT, Event, Journal
 from gateway.wire.resources import Shape
 
-GONE_KEPT = 500
-"""Names of instances that are gone, the latest ones: by then their nodes are forgotten."""
+GONE_KEPT: Final = 500
+"""Names of gone instances, the latest ones: by then their nodes are forgotten."""
 
 
 class MemoryJournal(Journal):
@@ -33,10 +34,10 @@ class MemoryJournal(Journal):
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._number = 0
         self.moves: Counter[str] = Counter()
-        """How many intents have come to each state."""
+        """How many intents have entered each state."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no connection is held."""
 
     def open_intents(self) -> tuple[Intent, ...]:
         return tuple(sorted(self._open.values(), key=lambda intent: (intent.created_at, intent.operation_id)))
@@ -54,7 +55,7 @@ class MemoryJournal(Journal):
     def add(self, intents: Sequence[Intent]) -> None:
         for intent in intents:
             self._open[intent.operation_id] = intent
-            self._tell(intent.created_at, intent.name, intent.state, intent.detail)
+            self._record(intent.created_at, intent.name, intent.state, intent.detail)
             self.moves[intent.state] += 1
 
     def move(self, operation_id: str, to: IntentState, *, now: float, reason: str, **changes: object) -> Intent:
@@ -67,7 +68,7 @@ class MemoryJournal(Journal):
     def amend(self, operation_id: str, *, now: float, reason: str, **changes: object) -> Intent:
         after = replace(self.intent(operation_id), detail=reason, **changes)  # type: ignore[arg-type]  # as above
         self._open[operation_id] = after
-        self._tell(now, after.name, "note", reason)
+        self._record(now, after.name, "note", reason)
         return after
 
     def settle(self, findings: Sequence[Finding], now: float) -> None:
@@ -79,22 +80,22 @@ class MemoryJournal(Journal):
                 case BootStarted() | BootExtended():
                     before = self.intent(finding.operation_id)
                     self._open[finding.operation_id] = changed(before, finding, now)
-                    self._tell(now, before.name, finding.event, finding.reason)
+                    self._record(now, before.name, finding.event, finding.reason)
                 case Adopt():
                     self._open[finding.intent.operation_id] = finding.intent
-                    self._tell(now, finding.intent.name, "adopted", finding.reason)
+                    self._record(now, finding.intent.name, "adopted", finding.reason)
                 case Learn():
                     self._learned[finding.key] = finding.shape
-                    self._tell(now, f"{finding.pool}/{finding.type}", "learned", finding.shape.model_dump_json())
+                    self._record(now, f"{finding.pool}/{finding.type}", "learned", finding.shape.model_dump_json())
 
     def backoffs(self) -> dict[BackOffKey, BackOff]:
         return dict(self._backoffs)
 
-    def hold_back(self, held: BackOff) -> None:
+    def back_off(self, held: BackOff) -> None:
         self._backoffs[held.key] = held
-        self._tell(held.failed_at, str(held.key), "backoff", backoff.describe(held))
+        self._record(held.failed_at, str(held.key), "backoff", backoff.describe(held))
 
-    def release(self, keys: Sequence[BackOffKey]) -> None:
+    def clear_backoffs(self, keys: Sequence[BackOffKey]) -> None:
         for key in keys:
             self._backoffs.pop(key, None)
 
@@ -102,16 +103,16 @@ class MemoryJournal(Journal):
         return dict(self._learned)
 
     def record(self, now: float, subject: str, kind: str, detail: str) -> None:
-        self._tell(now, subject, kind, detail)
+        self._record(now, subject, kind, detail)
 
     def events(self, limit: int) -> tuple[Event, ...]:
         return tuple(self._events)[-limit:]
 
     def prune(self, now: float) -> None:
-        """What is kept is bounded anyway."""
+        """Do nothing: what is kept is bounded anyway."""
 
     def _change(self, before: Intent, after: Intent, now: float) -> None:
-        self._tell(now, after.name, after.state, after.detail)
+        self._record(now, after.name, after.state, after.detail)
         self.moves[after.state] += 1
         if after.state is not IntentState.GONE:
             self._open[after.operation_id] = after
@@ -123,6 +124,6 @@ class MemoryJournal(Journal):
             key = (before.pool, cost.month_of(now))
             self._euros[key] = self._euros.get(key, Decimal(0)) + euros
 
-    def _tell(self, at: float, subject: str, kind: str, detail: str) -> None:
+    def _record(self, at: float, subject: str, kind: str, detail: str) -> None:
         self._number += 1
         self._events.append(Event(self._number, at, subject, kind, detail))

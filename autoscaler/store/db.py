@@ -1,4 +1,4 @@
-"""The database: its engine, its pragmas and its migrations."""
+"""The journal's database: its engine, its pragmas and its migrations."""
 
 import contextlib
 import sqlite3
@@ -24,10 +24,10 @@ class JournalError(Exception):
 
 
 def open_engine(url: str) -> Engine:
-    """The engine of a journal, its schema brought up to date.
+    """Open the engine of a journal, and migrate its schema.
 
     Raises:
-        JournalError: it cannot be opened, or a newer version of this program wrote it.
+        JournalError: it cannot be opened, or was written by a newer version.
     """
     if (path := _file(url)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,10 +35,10 @@ def open_engine(url: str) -> Engine:
         with contextlib.suppress(OSError):
             path.touch(mode=0o600)
             path.chmod(0o600)
-    with _sentences(url):
+    with _journal_errors(url):
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS} if url.startswith("sqlite") else {})
         if engine.dialect.name == "sqlite":
-            event.listen(engine, "connect", _set_up)
+            event.listen(engine, "connect", _set_pragmas)
             event.listen(engine, "begin", _begin)
         with engine.begin() as connection:
             _migrate(connection)
@@ -46,20 +46,20 @@ def open_engine(url: str) -> Engine:
 
 
 def open_copy(url: str) -> Engine:
-    """A journal to look at, which stays as it is: one in a file is copied into memory, and a missing one is empty.
+    """Open a journal to look at, and leave it unchanged: a file is copied into memory, a missing one is empty.
 
     Raises:
-        JournalError: it cannot be read, or another version of this program wrote it.
+        JournalError: it cannot be read, or was written by another version.
     """
     path = _file(url)
-    with _sentences(url):
+    with _journal_errors(url):
         if path is None:
             engine = create_engine(url)
             with engine.connect() as connection:
                 _check(connection)
             return engine
         engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
-        event.listen(engine, "connect", _set_up)
+        event.listen(engine, "connect", _set_pragmas)
         if path.exists():
             with contextlib.closing(_reading(path)) as source:
                 source.backup(engine.raw_connection().driver_connection)  # type: ignore[arg-type]  # it is sqlite3's
@@ -77,8 +77,8 @@ def _file(url: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def _sentences(url: str) -> Iterator[None]:
-    """What a database, its driver or its address has to say, as one sentence without the password."""
+def _journal_errors(url: str) -> Iterator[None]:
+    """Translate errors of the database, its driver and its URL into one sentence without the password."""
     try:
         yield
     except (ArgumentError, ImportError) as error:
@@ -87,12 +87,12 @@ def _sentences(url: str) -> Iterator[None]:
         ) from error
     except (DatabaseError, sqlite3.Error) as error:
         shown = make_url(url).render_as_string(hide_password=True)
-        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
         cure = "check the path and disk" if _file(url) is not None else "check the server and its address"
-        raise JournalError(f"the journal {shown} cannot be opened: {said}; {cure}") from error
+        raise JournalError(f"the journal {shown} cannot be opened: {reason}; {cure}") from error
 
 
-def _set_up(connection: Any, _record: Any) -> None:
+def _set_pragmas(connection: Any, _record: Any) -> None:
     # The driver's own transactions begin deferred, which two writers turn into "database is locked".
     connection.isolation_level = None
     cursor = connection.cursor()
@@ -112,12 +112,12 @@ def _migrate(connection: Connection) -> None:
 
 
 def _check(connection: Connection) -> None:
-    """The schema is this version's."""
+    """Raise unless the schema is this version's."""
     current = _revision(connection)
     if current != ScriptDirectory.from_config(_config(connection)).get_current_head():
         raise JournalError(
             f"the journal has schema {current or 'none'}, which is not this version's;"
-            " the autoscaler brings it up to date when it starts"
+            " the autoscaler migrates it when it starts"
         )
 
 

@@ -1,9 +1,9 @@
-"""The only writer of the journal.  Every method is one transaction, durable when it returns, from any thread."""
+"""The journal of intents.  Every method is one transaction, durable when it returns, from any thread."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Engine, delete, tuple_
 from sqlmodel import Session, col, select
@@ -17,8 +17,9 @@ from autoscaler.store.db import open_copy, open_engine
 from autoscaler.store.tables import BackOffRow, EventRow, IntentRow, LearnedRow, SpendRow
 from gateway.wire.resources import Shape
 
-EVENTS_KEPT = 10_000
-GONE_KEPT_SECONDS = 7 * 24 * 3600.0
+EVENTS_KEPT: Final = 10_000
+GONE_KEPT_SECONDS: Final = 7 * 24 * 3600.0
+"""For so long the row of a gone instance is kept."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class Event:
 
 
 class Journal:
-    """Intents, events, back-offs and lessons."""
+    """Intents, events, back-offs and learned shapes; the only writer of its database."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     @classmethod
     def open(cls, url: str) -> "Journal":
-        """The journal at a SQLAlchemy URL, made or brought up to date.
+        """Open the journal at a SQLAlchemy URL; create or migrate it.
 
         Raises:
             JournalError: it cannot be used.
@@ -49,7 +50,7 @@ class Journal:
 
     @classmethod
     def open_copy(cls, url: str) -> "Journal":
-        """The journal at a SQLAlchemy URL to look at; nothing is made or brought up to date there.
+        """Open a copy of the journal at a SQLAlchemy URL to look at; nothing there is created or migrated.
 
         Raises:
             JournalError: it cannot be read.
@@ -58,50 +59,50 @@ class Journal:
 
     @property
     def engine(self) -> Engine:
-        """For the lock that lives in the same database."""
+        """The engine, for the lock that lives in the same database."""
         return self._engine
 
     def close(self) -> None:
-        """Gives all connections back."""
+        """Close all connections."""
         self._engine.dispose()
 
     # -- intents ------------------------------------------------------------------------------------------------------
 
     def open_intents(self) -> tuple[Intent, ...]:
-        """All that are not gone, the oldest first."""
+        """Return all intents that are not gone, the oldest first."""
         with Session(self._engine) as session, session.begin():
             query = select(IntentRow).where(IntentRow.state != IntentState.GONE)
             rows = session.exec(query.order_by(col(IntentRow.created_at), col(IntentRow.operation_id)))
             return tuple(_intent(row) for row in rows)
 
     def spent(self, now: float) -> dict[str, Decimal]:
-        """Euro that instances which are gone have cost in this month, by pool."""
+        """Return the euro that gone instances have cost in this month, by pool."""
         with Session(self._engine) as session, session.begin():
             rows = session.exec(select(SpendRow).where(SpendRow.month == cost.month_of(now)))
             return {row.pool: Decimal(row.euros) for row in rows}
 
     def gone_names(self) -> frozenset[str]:
-        """Names of instances that are gone and whose rows are still kept."""
+        """Return the names of gone instances whose rows are still kept."""
         with Session(self._engine) as session, session.begin():
             return frozenset(session.exec(select(IntentRow.name).where(IntentRow.state == IntentState.GONE)))
 
     def intent(self, operation_id: str) -> Intent:
-        """One row; it must be there."""
+        """Return one intent, which must exist."""
         with Session(self._engine) as session, session.begin():
             return _intent(session.get_one(IntentRow, operation_id))
 
     def add(self, intents: Sequence[Intent]) -> None:
-        """Writes new intents, all or none."""
+        """Write new intents, all or none."""
         with Session(self._engine) as session, session.begin():
             for intent in intents:
                 session.add(_stored(intent))
                 session.add(_event(intent.created_at, intent.name, intent.state, intent.detail))
 
     def move(self, operation_id: str, to: IntentState, *, now: float, reason: str, **changes: object) -> Intent:
-        """Changes the state of one intent, and with it any other fields.
+        """Change the state of one intent, and with it any other fields.
 
         Raises:
-            IllegalTransitionError: the table does not hold that change.
+            IntentTransitionError: the state table does not allow that change.
         """
         with Session(self._engine) as session, session.begin():
             row = _row(session, operation_id)
@@ -113,7 +114,7 @@ class Journal:
             return after
 
     def amend(self, operation_id: str, *, now: float, reason: str, **changes: object) -> Intent:
-        """Changes fields other than the state."""
+        """Change fields other than the state."""
         with Session(self._engine) as session, session.begin():
             row = _row(session, operation_id)
             after = replace(_intent(row), detail=reason, **changes)  # type: ignore[arg-type]  # as above
@@ -122,7 +123,7 @@ class Journal:
             return after
 
     def settle(self, findings: Sequence[Finding], now: float) -> None:
-        """Writes what has become clear, all or nothing."""
+        """Write findings, all or none."""
         with Session(self._engine) as session, session.begin():
             for finding in findings:
                 match finding:
@@ -140,27 +141,27 @@ class Journal:
                         session.merge(row_of)
                         session.add(_event(now, f"{finding.pool}/{finding.type}", "learned", shape))
 
-    # -- back-offs and lessons ----------------------------------------------------------------------------------------
+    # -- back-offs and learned shapes ---------------------------------------------------------------------------------
 
     def backoffs(self) -> dict[BackOffKey, BackOff]:
-        """All that are stored, over or not, by key."""
+        """Return all stored back-offs by key, ended or not."""
         with Session(self._engine) as session, session.begin():
             return {held.key: held for held in map(_backoff, session.exec(select(BackOffRow)))}
 
-    def hold_back(self, held: BackOff) -> None:
-        """Stores a back-off in place of the one under its key."""
+    def back_off(self, held: BackOff) -> None:
+        """Store a back-off in place of the one under its key."""
         with Session(self._engine) as session, session.begin():
             session.merge(BackOffRow(**asdict(held.key), **{k: v for k, v in vars(held).items() if k != "key"}))
             session.add(_event(held.failed_at, str(held.key), "backoff", backoff.describe(held)))
 
-    def release(self, keys: Sequence[BackOffKey]) -> None:
-        """Forgets the back-offs under these keys."""
+    def clear_backoffs(self, keys: Sequence[BackOffKey]) -> None:
+        """Delete the back-offs under these keys."""
         key = tuple_(col(BackOffRow.kind), col(BackOffRow.owner), col(BackOffRow.item))
         with Session(self._engine) as session, session.begin():
             session.exec(delete(BackOffRow).where(key.in_([astuple(each) for each in keys])))
 
     def learned(self) -> dict[LearnedKey, Shape]:
-        """What nodes really had, by pool, type and spec; of each pool and type the last spec only."""
+        """Return what nodes really had, by pool, type and spec; for each pool and type, the last spec only."""
         with Session(self._engine) as session, session.begin():
             rows = session.exec(select(LearnedRow))
             return {(row.pool, row.type, row.spec): Shape.model_validate_json(row.shape) for row in rows}
@@ -168,18 +169,18 @@ class Journal:
     # -- events -------------------------------------------------------------------------------------------------------
 
     def record(self, now: float, subject: str, kind: str, detail: str) -> None:
-        """Writes an event that changes no row."""
+        """Write an event that changes no row."""
         with Session(self._engine) as session, session.begin():
             session.add(_event(now, subject, kind, detail))
 
     def events(self, limit: int) -> tuple[Event, ...]:
-        """The last ones, the newest last."""
+        """Return the latest events, the newest last."""
         with Session(self._engine) as session, session.begin():
             rows = session.exec(select(EventRow).order_by(col(EventRow.id).desc()).limit(limit)).all()
             return tuple(Event(**row.model_dump()) for row in reversed(rows))
 
     def prune(self, now: float) -> None:
-        """Drops events beyond the last ten thousand, rows that have been gone for a week, and forgotten back-offs."""
+        """Delete events beyond `EVENTS_KEPT`, rows gone for `GONE_KEPT_SECONDS`, and back-offs long ended."""
         with Session(self._engine) as session, session.begin():
             newest = session.exec(select(EventRow.id).order_by(col(EventRow.id).desc()).limit(1)).first() or 0
             session.exec(delete(EventRow).where(col(EventRow.id) <= newest - EVENTS_KEPT))
@@ -190,7 +191,7 @@ class Journal:
 
 
 def _row(session: Session, operation_id: str) -> IntentRow:
-    """A row that is about to be changed, by this thread only."""
+    """Return a row, locked for a change by this thread only."""
     return session.get_one(IntentRow, operation_id, with_for_update=True)
 
 
@@ -219,7 +220,7 @@ def _store(session: Session, row: IntentRow, intent: Intent) -> None:
 
 
 def _change(session: Session, row: IntentRow, before: Intent, after: Intent, now: float) -> None:
-    """Stores a change of state; what an instance has cost is booked in the transaction in which its row ends."""
+    """Store a change of state, and with the end of a row what its instance has cost."""
     _store(session, row, after)
     if after.state is IntentState.GONE and (euros := cost.cost(before, now)):
         month = cost.month_of(now)

@@ -5,7 +5,7 @@ from sqlmodel import Field, SQLModel
 
 
 class Row(SQLModel):
-    """Base of all rows of this database; a metadata of its own, so that no other daemon's tables get mixed in."""
+    """Base of all rows of this database, with its own metadata, so that no other daemon's tables get mixed in."""
 
     metadata = MetaData()
 
@@ -40,7 +40,7 @@ class IntentRow(Row, table=True):
 
 
 class EventRow(Row, table=True):
-    """One thing that happened, written in the transaction of the change that it tells."""
+    """One thing that happened, written in the transaction of the change that it records."""
 
     __tablename__ = "event"
 

@@ -26,7 +26,7 @@ from tests.scenario.autoscaler.fake_gateway import FakeGateway
 log = logging.getLogger(__name__)
 
 DEPLOYMENT = "test"
-COMMITS = frozenset({"add", "move", "amend", "settle", "hold_back", "release", "record"})
+COMMITS = frozenset({"add", "move", "amend", "settle", "back_off", "clear_backoffs", "record"})
 
 
 class VirtualClock(DaemonClock):

@@ -144,16 +144,16 @@ def test_only_the_last_events_are_kept(journal: Journal, url: str) -> None:
 
 def test_back_offs_are_replaced_by_key_and_released(journal: Journal) -> None:
     first, second = BackOff(KEY, 10.0, 1, 0.0, "r"), BackOff(KEY, 30.0, 2, 10.0, "r")
-    journal.hold_back(first)
-    journal.hold_back(second)
+    journal.back_off(first)
+    journal.back_off(second)
     assert journal.backoffs() == {KEY: second}
-    journal.release([KEY, OTHER])
+    journal.clear_backoffs([KEY, OTHER])
     assert journal.backoffs() == {}
 
 
 def test_old_back_offs_are_pruned(journal: Journal) -> None:
-    journal.hold_back(BackOff(KEY, 100.0, 1, 0.0, "r"))
-    journal.hold_back(BackOff(OTHER, 90_000.0, 1, 0.0, "r"))
+    journal.back_off(BackOff(KEY, 100.0, 1, 0.0, "r"))
+    journal.back_off(BackOff(OTHER, 90_000.0, 1, 0.0, "r"))
     journal.prune(100.0 + FORGET_SECONDS)
     assert set(journal.backoffs()) == {KEY, OTHER}
     journal.prune(101.0 + FORGET_SECONDS)

@@ -21,9 +21,9 @@ def test_both_journals_keep_the_same_rows() -> None:
         journal.settle([Learn("cpu", "t", "s", Shape(cpus=4, memory_mb=5))], 8.0)
         journal.amend("op1", now=9.0, reason="note", next_try_at=11.0)
         journal.move("op2", S.GONE, now=10.0, reason="refused")
-        journal.hold_back(BackOff(BackOffKey(BackOffKind.POOL, "cpu"), 99.0, 1, 9.0, "no"))
-        journal.hold_back(BackOff(BackOffKey(BackOffKind.OFFER, "cloud", "small@here"), 99.0, 1, 9.0, "no"))
-        journal.release([BackOffKey(BackOffKind.OFFER, "cloud", "small@here")])
+        journal.back_off(BackOff(BackOffKey(BackOffKind.POOL, "cpu"), 99.0, 1, 9.0, "no"))
+        journal.back_off(BackOff(BackOffKey(BackOffKind.OFFER, "cloud", "small@here"), 99.0, 1, 9.0, "no"))
+        journal.clear_backoffs([BackOffKey(BackOffKind.OFFER, "cloud", "small@here")])
         journal.record(12.0, "s", "k", "d")
     assert memory.open_intents() == real.open_intents()
     assert memory.gone_names() == real.gone_names() == {"vm2"}
