@@ -22,7 +22,7 @@ _ENGINE_ERRORS: Final = (DockerException, requests.RequestException)
 
 
 @dataclass(frozen=True)
-class Image:
+class EngineImage:
     """An image that is in the local engine.
 
     Attributes:
@@ -65,7 +65,7 @@ class Images:
         client: docker.APIClient = self._local.client
         return client
 
-    def resolve(self, reference: str) -> Image:
+    def resolve(self, reference: str) -> EngineImage:
         """Return the image of ``reference``, pulled when the engine does not have it.
 
         Concurrent calls for one reference share one pull.
@@ -100,7 +100,7 @@ class Images:
             found |= {text.partition("@")[2] for text in entry.get("RepoDigests") or [] if "@sha256:" in text}
         return sorted(found)
 
-    def export(self, image: Image, owner: str) -> Iterator[bytes]:
+    def export(self, image: EngineImage, owner: str) -> Iterator[bytes]:
         """Yield the image's file system as a tar stream.
 
         Args:
@@ -128,7 +128,7 @@ class Images:
             return [f"containers of interrupted image exports stay: {error}"]
         return [f"container {entry['Id'][:12]} of an interrupted image export" for entry in left]
 
-    def _inspect(self, reference: str) -> Image | None:
+    def _inspect(self, reference: str) -> EngineImage | None:
         try:
             answer = self.client.inspect_image(reference)  # type: ignore[no-untyped-call]
         except ImageNotFound:
@@ -164,9 +164,9 @@ def split_reference(reference: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (reference, "latest")
 
 
-def _image(reference: str, answer: dict[str, Any]) -> Image:
+def _image(reference: str, answer: dict[str, Any]) -> EngineImage:
     config = answer.get("Config") or {}
-    return Image(
+    return EngineImage(
         id=answer["Id"],
         digest=_digest(reference, answer),
         env=dict(entry.partition("=")[::2] for entry in config.get("Env") or []),

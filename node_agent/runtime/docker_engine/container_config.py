@@ -9,7 +9,7 @@ from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host import cgroup
 from node_agent.host.accounts import Account
-from node_agent.host.images import Image
+from node_agent.host.images import EngineImage
 from node_agent.host.programs import BUSYBOX_INSIDE as BUSYBOX
 from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import scripts
@@ -82,7 +82,7 @@ def cgroup_tag(tag: str) -> str:
     return f"docker-{tag}"
 
 
-def working_directory(spec: SandboxSpec, image: Image) -> str:
+def working_directory(spec: SandboxSpec, image: EngineImage) -> str:
     """Return where the sandbox's processes start."""
     if spec.working_dir is not None:
         return spec.working_dir
@@ -96,7 +96,7 @@ def resolve_directory(start: str, wanted: str | None) -> str:
     return start if wanted is None else posixpath.join(start, wanted)
 
 
-def user(spec: SandboxSpec, image: Image) -> str:
+def user(spec: SandboxSpec, image: EngineImage) -> str:
     """Return ``uid[:gid]`` or a name, as Docker takes it."""
     return spec.security.user or image.user or "0"
 
@@ -112,7 +112,7 @@ def labels(order: Order, tag: str) -> dict[str, str]:
     }
 
 
-def container(order: Order, image: Image, parts: HostParts, names: ContainerNames) -> dict[str, Any]:
+def container(order: Order, image: EngineImage, parts: HostParts, names: ContainerNames) -> dict[str, Any]:
     """Return the body of Docker's container create call."""
     spec = order.spec
     argv = (*image.entrypoint, *(tuple(spec.command) or image.command)) or _STAY_UP

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host.images import Image, Images
+from node_agent.host.images import EngineImage, Images
 from node_agent.host.volume import Volume, Volumes
 from node_agent.runtime.base import EngineState, Found, Order
 from node_agent.runtime.docker_engine import container_config, containers, host_files, probe, scripts
@@ -28,7 +28,7 @@ from node_agent.runtime.record import DockerPart, DockerRecord, DockerRecords
 
 
 @dataclass(frozen=True)
-class DockerSteps(EngineSteps[DockerPart, Image]):
+class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     """What the Docker engine does of the life of an incarnation.
 
     Attributes:
@@ -45,17 +45,17 @@ class DockerSteps(EngineSteps[DockerPart, Image]):
     tools: Path
     tag: str
 
-    def prepare(self, order: Order) -> Image:
+    def prepare(self, order: Order) -> EngineImage:
         probe.check_gpus(order.spec, probe.count_usable_gpus())
         return self.images.resolve(order.spec.image)
 
-    def plan(self, record: DockerRecord, prepared: Image) -> DockerRecord:
+    def plan(self, record: DockerRecord, prepared: EngineImage) -> DockerRecord:
         name = self.containers.name(record.sandbox_id, record.generation)
         return record.but(
             image_digest=prepared.digest, working_dir=container_config.working_directory(record.spec, prepared)
         ).with_part(network=None if record.spec.network == "none" else name)
 
-    def bring_up(self, record: DockerRecord, prepared: Image, attempt: StartAttempt) -> DockerRecord:
+    def bring_up(self, record: DockerRecord, prepared: EngineImage, attempt: StartAttempt) -> DockerRecord:
         volume = self.volumes.ensure(self.records.directory(record.sandbox_id), record.spec.disk_mb)
         host_files.remove_layer(volume)
         attempt.check()
@@ -99,7 +99,7 @@ class DockerSteps(EngineSteps[DockerPart, Image]):
             death=death,
         )
 
-    def _create_container(self, record: DockerRecord, volume: Volume, image: Image, mark_prefix: str) -> str:
+    def _create_container(self, record: DockerRecord, volume: Volume, image: EngineImage, mark_prefix: str) -> str:
         """Create the container and return its id.  What Docker refuses here is wrong in the spec."""
         with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):
             inspected = self.api.client.inspect_image(image.id)

@@ -19,7 +19,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts, mounts, programs
 from node_agent.host.accounts import Account
 from node_agent.host.disk import out_of_space, read_below
-from node_agent.host.images import Image
+from node_agent.host.images import EngineImage
 from node_agent.host.network import DEFAULT_RESOLVERS
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume
@@ -38,7 +38,9 @@ def log_file(volume: Volume, stream: Stream) -> Path:
     return volume.path / "log" / stream.value
 
 
-def prepare(record: DockerRecord, volume: Volume, image: Image, inspected: dict[str, Any], tools: Path) -> HostParts:
+def prepare(
+    record: DockerRecord, volume: Volume, image: EngineImage, inspected: dict[str, Any], tools: Path
+) -> HostParts:
     """Make the directories and files that the container binds.
 
     Args:

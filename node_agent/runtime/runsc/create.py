@@ -22,7 +22,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts, mounts, programs
 from node_agent.host.accounts import Account
 from node_agent.host.disk import out_of_space
-from node_agent.host.images import Image, Images
+from node_agent.host.images import EngineImage, Images
 from node_agent.host.network import Networks
 from node_agent.host.process import CommandError
 from node_agent.host.programs import StaticPrograms
@@ -55,7 +55,7 @@ class PreparedStart:
         runsc: the engine, probed.
     """
 
-    image: Image
+    image: EngineImage
     root: Path
     tools: StaticPrograms
     runsc: Runsc

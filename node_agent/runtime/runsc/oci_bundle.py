@@ -19,7 +19,7 @@ from node_agent.host import programs
 from node_agent.host.accounts import Account
 from node_agent.host.cgroup import cpu_quota
 from node_agent.host.disk import open_below
-from node_agent.host.images import Image
+from node_agent.host.images import EngineImage
 from node_agent.host.programs import BUSYBOX_INSIDE
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -84,7 +84,7 @@ class BundleHost:
     namespace: Path | None
 
 
-def first_process(spec: SandboxSpec, image: Image, account: Account) -> FirstProcess:
+def first_process(spec: SandboxSpec, image: EngineImage, account: Account) -> FirstProcess:
     """Choose the first process as ``docker run`` does; an image and a spec without one just stay up."""
     command = tuple(spec.command) or image.command
     argv = (*image.entrypoint, *command) or (BUSYBOX_INSIDE, "sleep", "2147483647")

@@ -14,7 +14,7 @@ from gateway.wire.limits import MIB
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.disk import out_of_space, says_full
-from node_agent.host.images import Image, Images
+from node_agent.host.images import EngineImage, Images
 from node_agent.host.process import CommandError, ended_within, kill_group, run, start
 
 _UNPACK_TIMEOUT: Final = 1800.0
@@ -38,7 +38,7 @@ class RootFileSystems:
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def ensure(self, image: Image) -> Path:
+    def ensure(self, image: EngineImage) -> Path:
         """Return the unpacked root of ``image``; concurrent callers share one unpacking.
 
         Raises:
@@ -65,7 +65,7 @@ class RootFileSystems:
             gone.append(f"half-unpacked image {partial}")
         return gone
 
-    def _unpack(self, image: Image, target: Path) -> None:
+    def _unpack(self, image: EngineImage, target: Path) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         partial = self._directory / f"{_PARTIAL}{uuid.uuid4().hex}"
         partial.mkdir(mode=0o755)
@@ -78,7 +78,7 @@ class RootFileSystems:
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # gone already where the rename succeeded
 
-    def _extract(self, image: Image, directory: Path) -> None:
+    def _extract(self, image: EngineImage, directory: Path) -> None:
         """Feed the engine's export to tar, which keeps owners, modes, links and attributes and stays inside."""
         deadline = time.monotonic() + _UNPACK_TIMEOUT
         command = ["tar", "-x", "-p", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-C", str(directory)]
@@ -99,7 +99,7 @@ class RootFileSystems:
                 full = says_full(words) or not _has_room(directory)
                 raise _failure(image, f"tar could not unpack it: {words or 'no room even to say why'}", full=full)
 
-    def _feed(self, image: Image, tar: "subprocess.Popen[bytes]", deadline: float) -> None:
+    def _feed(self, image: EngineImage, tar: "subprocess.Popen[bytes]", deadline: float) -> None:
         """Write the engine's export to tar until either ends."""
         stdin = tar.stdin
         if stdin is None:
@@ -119,7 +119,7 @@ def _has_room(directory: Path) -> bool:
     return status.f_bavail * status.f_frsize >= MIB and (status.f_files == 0 or status.f_favail > 0)
 
 
-def _failure(image: Image, problem: str, *, full: bool = False) -> RuntimeFailure:
+def _failure(image: EngineImage, problem: str, *, full: bool = False) -> RuntimeFailure:
     if full:
         sentence = f"image {image.id}: the node's disk is full: {problem}"
         return RuntimeFailure(ErrorCode.DISK_FULL, sentence, reason=DeathReason.DISK_FULL)

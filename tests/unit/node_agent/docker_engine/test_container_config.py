@@ -11,12 +11,12 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.errors import RuntimeFailure
 from node_agent.host.accounts import Account
-from node_agent.host.images import Image
+from node_agent.host.images import EngineImage
 from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import container_config, probe
 from tests.unit.node_agent.docker_engine.fake_daemon import http_daemon
 
-IMAGE = Image("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
+IMAGE = EngineImage("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
 PLACE = container_config.HostParts(
     busybox=Path("/b"),
     workspace=Path("/w"),
@@ -30,7 +30,7 @@ PLACE = container_config.HostParts(
 NAMES = container_config.ContainerNames(tag="01234567", prefix="mark", cgroup_parent="/sandbox-docker-01234567")
 
 
-def body(image: Image = IMAGE, **fields: Any) -> dict[str, Any]:
+def body(image: EngineImage = IMAGE, **fields: Any) -> dict[str, Any]:
     spec = SandboxSpec.model_validate({"id": "one", "image": "i"} | fields)
     return container_config.container(Order("one", 3, "op", spec, spec.sha256()), image, PLACE, NAMES)
 
@@ -75,12 +75,12 @@ def test_labels_hold_no_secret() -> None:
     [
         (IMAGE, ["mine", "x"], ["mine", "x"]),
         (IMAGE, [], ["default"]),
-        (Image("i", "d", {}, ("enter",), ("default",), "", ""), [], ["enter", "default"]),
-        (Image("i", "d", {}, ("enter",), ("default",), "", ""), ["mine"], ["enter", "mine"]),
-        (Image("i", "d", {}, (), (), "", ""), [], [container_config.BUSYBOX, "sleep", "2147483647"]),
+        (EngineImage("i", "d", {}, ("enter",), ("default",), "", ""), [], ["enter", "default"]),
+        (EngineImage("i", "d", {}, ("enter",), ("default",), "", ""), ["mine"], ["enter", "mine"]),
+        (EngineImage("i", "d", {}, (), (), "", ""), [], [container_config.BUSYBOX, "sleep", "2147483647"]),
     ],
 )
-def test_first_process(image: Image, command: list[str], argv: list[str]) -> None:
+def test_first_process(image: EngineImage, command: list[str], argv: list[str]) -> None:
     assert body(image, command=command)["Entrypoint"][-len(argv) :] == argv
 
 
@@ -91,7 +91,7 @@ def test_first_process(image: Image, command: list[str], argv: list[str]) -> Non
 def test_working_directory(asked: str | None, image_dir: str, expected: str) -> None:
     spec = SandboxSpec.model_validate({"id": "one", "image": "i", "working_dir": asked})
 
-    assert container_config.working_directory(spec, Image("i", "d", {}, (), (), "", image_dir)) == expected
+    assert container_config.working_directory(spec, EngineImage("i", "d", {}, (), (), "", image_dir)) == expected
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host.images import Image, Images, split_reference
+from node_agent.host.images import EngineImage, Images, split_reference
 
 ID = "sha256:" + "a" * 64
 DIGEST = "sha256:" + "b" * 64
@@ -67,7 +67,7 @@ def test_image_that_is_there_is_not_pulled() -> None:
 
     image = images(engine).resolve("r.example:5000/app:1")
 
-    assert image == Image(
+    assert image == EngineImage(
         id=ID,
         digest=DIGEST,
         env={"A": "1", "B": "x=y", "C": ""},

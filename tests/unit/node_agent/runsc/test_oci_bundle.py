@@ -7,7 +7,7 @@ import pytest
 
 from gateway.wire.sandboxes import SandboxSpec, Security
 from node_agent.host.accounts import Account
-from node_agent.host.images import Image
+from node_agent.host.images import EngineImage
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.oci_bundle import FirstProcess, GuestFiles
 
@@ -19,9 +19,9 @@ def spec(**fields: Any) -> SandboxSpec:
     return SandboxSpec.model_validate({"id": "a_b.c", "image": "i"} | fields)
 
 
-def image(**fields: Any) -> Image:
+def image(**fields: Any) -> EngineImage:
     values: dict[str, Any] = {"env": {}, "entrypoint": (), "command": (), "user": "", "working_dir": ""}
-    return Image(id="sha256:0", digest="sha256:0", **values | fields)
+    return EngineImage(id="sha256:0", digest="sha256:0", **values | fields)
 
 
 def config(asked: SandboxSpec, account: Account = USER, *, init: bool = False) -> dict[str, Any]:
