@@ -3,7 +3,6 @@
 import hashlib
 import os
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gateway.wire import limits
 from tests.fakes.gateway import CONTROL_TOKEN
 from tests.fakes.node import NodeUnderTest
 from tests.fakes.node_fixtures import box, node
+from tests.waiting import wait_until
 
 __all__ = ["box", "node"]
 
@@ -154,11 +154,8 @@ def test_an_upload_whose_client_leaves_changes_nothing(node: NodeUnderTest, work
     with socket.create_connection((host, int(port))) as client:
         head = f"PUT /v1/sandboxes/box/files?path=kept HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CONTROL_TOKEN}\r\n"
         client.sendall(f"{head}Content-Length: 10000000\r\n\r\n".encode() + b"x" * 3_000_000)
-        deadline = time.monotonic() + 10
-        while not list(workspace.glob(".upload-*")):
-            assert time.monotonic() < deadline, "the upload never began"
-    while list(workspace.glob(".upload-*")):
-        assert time.monotonic() < deadline
+        wait_until(lambda: any(workspace.glob(".upload-*")))
+    wait_until(lambda: not any(workspace.glob(".upload-*")))
     assert (workspace / "kept").read_bytes() == b"old"
 
 
@@ -167,9 +164,7 @@ def test_a_download_whose_client_leaves_ends_its_process(node: NodeUnderTest, wo
         file.truncate(2_000_000_000)
     with node.call("GET", "/v1/sandboxes/box/files", params={"path": "huge"}, stream=True) as answer:
         assert len(answer.raw.read(1000)) == 1000
-    deadline = time.monotonic() + 10
-    while len(node.runtime._pids("box")) > 2:  # the first process and its shell
-        assert time.monotonic() < deadline
+    wait_until(lambda: len(node.runtime._pids("box")) <= 2)  # the first process and its shell
     (workspace / "huge").unlink()
 
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from node_agent.host.process import readable
 from node_agent.startup import NodeStartError, probe_engines
 from tests.fakes.node import NodeUnderTest, node_settings, served
 from tests.fakes.runtime import FakeRuntime
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -102,6 +102,7 @@ from node_agent.settings import NodeSettings
 from gateway.wire.settings import ConfigurationError
 from node_agent.startup import NodeStartError
 from tests.fakes.runtime import FakeRuntime
+from tests.waiting import wait_until
 logging.basicConfig(level=logging.INFO)
 try:
     settings = NodeSettings.load(Path(sys.argv[1]))
@@ -131,14 +132,15 @@ def free_port() -> int:
 
 
 def healthy(port: int, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        assert process.poll() is None and time.monotonic() < deadline
+    def answers() -> bool:
+        assert process.poll() is None
         try:
             requests.get(f"http://127.0.0.1:{port}/healthz", timeout=5)
         except requests.ConnectionError:
-            continue
-        return
+            return False
+        return True
+
+    wait_until(answers, 20.0)
 
 
 def identity(root: Path) -> None:
@@ -210,8 +212,7 @@ def test_sigterm_ends_waiting_calls_and_the_process(root: Path) -> None:
 
     thread = threading.Thread(target=poll)
     thread.start()
-    while not statuses and not _waiting(port):
-        assert thread.is_alive()
+    wait_until(lambda: _waiting(port))
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=15)
     thread.join(10)
@@ -219,7 +220,7 @@ def test_sigterm_ends_waiting_calls_and_the_process(root: Path) -> None:
 
 
 def _waiting(port: int) -> bool:
-    """Whether a second connection to the port is established: the poll."""
+    """Return whether a connection to the port is established: the poll."""
     lines = Path("/proc/net/tcp").read_text().splitlines()
     return any(f":{port:04X} " in line.split()[1] + " " and line.split()[3] == "01" for line in lines[1:])
 

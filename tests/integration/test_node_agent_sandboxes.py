@@ -15,6 +15,7 @@ from node_agent.errors import RuntimeFailure
 from tests.fakes.gateway import CONTROL_TOKEN
 from tests.fakes.node import NodeUnderTest
 from tests.fakes.node_fixtures import box, fresh, node
+from tests.waiting import wait_until
 
 __all__ = ["box", "fresh", "node"]
 
@@ -88,8 +89,8 @@ def test_a_new_generation_waits_for_the_delete_of_the_old_one(node: NodeUnderTes
             deleted = pool.submit(node.delete, fresh)
             assert node.runtime.controls.deleting.wait(10)
             created = pool.submit(node.create, fresh, generation=2)
-            while node.node.sandboxes.find(fresh, None).generation != 2:
-                assert not created.done()
+            wait_until(lambda: node.node.sandboxes.find(fresh, None).generation == 2)
+            assert not created.done()
             gate.set()
             assert deleted.result().status_code == 200
             assert created.result().json()["sandbox"]["state"] == "running"
