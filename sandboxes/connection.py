@@ -21,7 +21,7 @@ from ucloud_sandboxes_sdk.client import TOKEN_VARIABLE, URL_VARIABLE
 
 
 @dataclass(frozen=True)
-class Connection:
+class ServiceConnection:
     """URL of a service and the token to present."""
 
     url: str
@@ -38,7 +38,7 @@ class Connection:
         return GatewayClient(self.url, self.token)
 
 
-def find(url: str | None, token_file: Path | None, state_dir: Path, *, scope: str = "client") -> Connection:
+def find(url: str | None, token_file: Path | None, state_dir: Path, *, scope: str = "client") -> ServiceConnection:
     """Find the service that the options, the environment or a `sandboxes up` on this machine name, in this order.
 
     A token that `sandboxes up` left is presented only to the service that it was left for.
@@ -60,14 +60,14 @@ def find(url: str | None, token_file: Path | None, state_dir: Path, *, scope: st
             f"which service? set {URL_VARIABLE} or give --url, or start one here with 'sandboxes up'"
         )
     if token_file is not None:
-        return Connection(url, _read_token(token_file))
+        return ServiceConnection(url, _read_token(token_file))
     left = _first_line(directory.tokens / scope) if local == url.rstrip("/") else None
     given = os.environ.get(TOKEN_VARIABLE, "").strip() or None
     # The variable holds a client token as a rule; an operator's own file knows better.
     token = (left or given) if scope == "operator" else (given or left)
     if not token:
         raise click.ClickException(f"no token for {url}: set {TOKEN_VARIABLE} or give --token-file")
-    return Connection(url, token)
+    return ServiceConnection(url, token)
 
 
 def _first_line(path: Path) -> str | None:
@@ -112,15 +112,15 @@ StateDirOption = Annotated[
 class Connect(Protocol):
     """Finds the service and the token that the options and the environment name; see `find`."""
 
-    def __call__(self, *, scope: str = "client") -> Connection:
+    def __call__(self, *, scope: str = "client") -> ServiceConnection:
         """Return the connection, or raise `click.ClickException`."""
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Put ``--url``, ``--token-file`` and ``--state-dir`` in the place of a command's parameter ``connect``.
 
-    The command gets a function that finds the `Connection` when it is called, so that its failures are the command's
-    own.
+    The command gets a function that finds the `ServiceConnection` when it is called, so that its failures are the
+    command's own.
     """
     shared = (
         ("url", UrlOption, None),

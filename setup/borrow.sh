@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Brings programs that only tests run, unpacked below .borrowed and not installed: an installed cloud-init would change
-# how this machine boots, an installed caddy would start. What the machine has already is not brought.
+# Fetch programs that only tests run and unpack them below .borrowed. They are not installed: an installed cloud-init
+# would change how this machine boots, an installed caddy would start. Programs that the machine has are not fetched.
 #
-# Works without root, wherever apt and Debian's own /usr/bin/python3 are. Where it cannot bring something it says so, and
-# why stands in .borrowed/why for the tests that are skipped then; its exit status is 0 all the same.
+# Works without root, wherever apt and Debian's own /usr/bin/python3 are. Where it cannot fetch something it reports that,
+# and .borrowed/why holds the reason for the tests that are skipped then; its exit status is 0 all the same.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ closure() {
     sed -n 's/^Inst \([^ ]*\) .*/\1/p' <<<"$planned" | grep -E "^($1|$2)\$"
 }
 
-# Unpacks the package $1 with what it needs of $2.
+# Unpack the package $1 and its dependencies whose names match $2.
 unpack() {
     local work packages
     packages=$(closure "$1" "$2")
@@ -40,7 +40,7 @@ unpack() {
     rm -r "$work"
 }
 
-# A program $1 that starts as $2 says; it finds its files from where it lies itself.
+# Write a launcher $1 that runs $2; it finds its files relative to itself.
 launcher() {
     mkdir -p "$HERE/bin"
     # shellcheck disable=SC2016  # expanded when it runs

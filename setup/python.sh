@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with the project, its SDK and the development tools, both installed editable.
+# Make .venv with the project, its SDK and the development tools, both installed editable.
 #
 # A stamp holds what the environment was made from (both project files, the Python version, the folder), so that the
 # second run takes a moment and a changed dependency is picked up.

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Brings what the project needs from Debian: `setup/packages.sh GROUP`, where GROUP is
+# Install what the project needs from Debian: `setup/packages.sh GROUP`, where GROUP is
 #   python   a Python 3.11 or newer that can make virtual environments
 #   check    what `make check` needs beyond Python packages
 #   engines  Docker, gVisor and the helpers that a node uses
 #   tests    what tests start beside the engines: PostgreSQL, of which they run servers of their own
 #
-# The machine is asked each time, so there is nothing to forget; when nothing is missing this takes a moment and prints
-# nothing. On Debian 12 and 13 and Ubuntu 24.04 as root, missing packages are installed. Anywhere else the script names
-# what is missing and the command that brings it, and exits 1.
+# The machine is checked each time; when nothing is missing this takes a moment and prints nothing. On Debian 12 and 13
+# and Ubuntu 24.04 as root, missing packages are installed. Elsewhere the script names what is missing and the command
+# that installs it, and exits 1.
 set -euo pipefail
 
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 readonly BACKPORTS=/etc/apt/sources.list.d/sandbox-fleet-backports.sources
 readonly PIN=/etc/apt/preferences.d/sandbox-fleet-backports
-# gVisor builds before 2024 cannot start on kernels of today.
+# gVisor builds before 2024 cannot start on current kernels.
 readonly OLDEST_RUNSC=20240101
 
 say() { printf 'set-up: %s\n' "$*" >&2; }
@@ -41,7 +41,7 @@ runsc_fits() {
     [ "${built:-0}" -ge "$OLDEST_RUNSC" ]
 }
 
-# Prints the Debian packages of a group that are missing, one a line. A tool that came another way counts as present.
+# Print the missing Debian packages of a group, one per line. A tool from another source counts as present.
 missing() {
     case "$1" in
     python)
@@ -110,7 +110,7 @@ install_packages() {
     local wanted=("$@") index
     say "installing ${wanted[*]}"
     if [ "$group" = tests ]; then
-        # The package would start a server of its own, which nobody asked for.
+        # The package would otherwise start a server of its own.
         mkdir -p /etc/postgresql-common/createcluster.d
         echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/sandbox-fleet.conf
     fi

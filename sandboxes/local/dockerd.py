@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -43,17 +43,17 @@ def answers(path: Path) -> bool:
         connection.close()
 
 
-def containers(path: Path) -> list[dict[str, Any]]:
-    """List all containers of the engine on this socket, as it describes them; none where none answers."""
+def containers(path: Path) -> dict[str, str]:
+    """Return the description of every container of the engine on this socket, by id; none where none answers."""
     connection = _UnixConnection(path)
     try:
         connection.request("GET", "/containers/json?all=1")
-        listed: list[dict[str, Any]] = json.loads(connection.getresponse().read())
+        listed = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException):
-        return []
+        return {}
     finally:
         connection.close()
-    return listed
+    return {container["Id"]: json.dumps(container) for container in listed}
 
 
 def end(pid_file: Path, seconds: float) -> None:

@@ -60,9 +60,9 @@ def _ancestors() -> Iterator[int]:
 
 def containers(marks: Marks) -> Iterator[str]:
     """Yield containers of the machine's own Docker engine; an engine of ours ended with its containers."""
-    for container in dockerd.containers(dockerd.DEFAULT_SOCKET):
-        if _marked(json.dumps(container), marks):
-            yield str(container["Id"])[:12]
+    for container_id, description in dockerd.containers(dockerd.DEFAULT_SOCKET).items():
+        if _marked(description, marks):
+            yield container_id[:12]
 
 
 def mount_points(marks: Marks) -> Iterator[str]:

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+Cli = Callable[..., tuple[int, bytes, str]]
+"""Runs one command line in this process; returns its exit code, stdout and stderr."""
 
 
 def cli_process(*words: str, before: Sequence[str] = (), **options: Any) -> "subprocess.Popen[bytes]":

@@ -1,15 +1,14 @@
 """The command line against a fake gateway."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from gateway.wire.sandboxes import SandboxSpec
 from sandboxes import app
 from tests.fakes.gateway import TOKEN, Gateway, sandbox_record
-
-Cli = Callable[..., tuple[int, bytes, str]]
+from tests.unit.sandboxes.cli_process import Cli
 
 
 @pytest.fixture

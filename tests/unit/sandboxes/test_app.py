@@ -4,7 +4,7 @@ import click
 import pytest
 
 from sandboxes import app
-from tests.unit.sandboxes.conftest import Cli
+from tests.unit.sandboxes.cli_process import Cli
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -13,8 +13,7 @@ from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import ExecStatus
 from sandboxes import client
 from tests.fakes.gateway import Gateway, Reply, error
-from tests.unit.sandboxes.cli_process import cli_process
-from tests.unit.sandboxes.conftest import Cli
+from tests.unit.sandboxes.cli_process import Cli, cli_process
 from tests.waiting import wait_until
 
 

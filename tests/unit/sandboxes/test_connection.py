@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.gateway import TOKEN, Gateway
-from tests.unit.sandboxes.conftest import Cli
+from tests.unit.sandboxes.cli_process import Cli
 
 
 def local_service(tmp_path: Path, url: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 import json
 
 from tests.fakes.gateway import Gateway, Reply
-from tests.unit.sandboxes.conftest import Cli
+from tests.unit.sandboxes.cli_process import Cli
 
 
 def test_ls_prints_table_json_or_ids(cli: Cli, gateway: Gateway, box: str) -> None:
