@@ -70,7 +70,7 @@ class CapacityService:
         """
         pools = sorted(reported.pools, key=lambda pool: pool.pool)
         if len({pool.pool for pool in pools}) != len(pools):
-            raise ApiError(ErrorCode.INVALID_REQUEST, "pools: every pool may be told once")
+            raise ApiError(ErrorCode.INVALID_REQUEST, "pools: every pool may be named once")
         if await self._db.read(capacity.ceilings) != pools:
             await self._db.write(lambda session: capacity.replace_ceilings(session, pools))
             self._scheduler.wake()

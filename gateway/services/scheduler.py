@@ -114,7 +114,10 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
 def place_one(session: Session, needs: Requirements) -> Placement:
     """Return where one sandbox could go now; in a write transaction nobody else places anything before its end."""
     lock_placement(session.connection())
-    return place(needs, nodes.rooms(session), capacity.ceilings(session))
+    rooms = nodes.rooms(session)
+    answer = place(needs, rooms)
+    # Ceilings only tell what could be had besides.
+    return answer if isinstance(answer, Placed) else place(needs, rooms, capacity.ceilings(session))
 
 
 def _after(sandbox: Sandbox, answer: Placement, now: datetime) -> Sandbox:

@@ -49,4 +49,4 @@ async def listen(engine: Engine, receiver: str) -> AsyncGenerator[list[str] | No
                 if sender != receiver:
                     yield ids
     except psycopg.Error as error:
-        raise ApiError(ErrorCode.BUSY, f"notices of other gateways are not heard: {error}", retry_after=1) from error
+        raise ApiError(ErrorCode.BUSY, f"the change feed of other gateways is lost: {error}", retry_after=1) from error

@@ -14,8 +14,7 @@ from gateway.services.assembly import build
 from gateway.services.tasks import SystemClock
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState
-from tests.scenario.gateway.test_crash import drop
-from tests.scenario.gateway.world import FakeNode, Fleet, World, settings_for, spec
+from tests.scenario.gateway.world import FakeNode, Fleet, World, drop, settings_for, spec
 
 S = SandboxState
 CLIENTS = 8
@@ -85,7 +84,7 @@ async def beating(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_nothing_is_lost_and_nothing_is_left(tmp_path: Path, seed: int) -> None:
+async def test_no_sandbox_is_lost_and_nothing_is_left_on_nodes(tmp_path: Path, seed: int) -> None:
     settings, fleet, gateway = settings_for(tmp_path), Storm(seed), Gateway()
     clients = [asyncio.create_task(client(gateway, number)) for number in range(CLIENTS)]
     for life in range(LIVES):

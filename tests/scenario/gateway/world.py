@@ -1,20 +1,25 @@
-"""A gateway without HTTP over a real database, nodes that obey a script, and a clock that the test moves."""
+"""Builders: a gateway without HTTP over a real database, fake nodes with faults on demand, and a manual clock."""
 
 import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
 
 from gateway.core.model import NodeAddress, Sandbox
+from gateway.core.node_health import HeartbeatLimits
 from gateway.errors import ApiError
 from gateway.services.assembly import Services, build
 from gateway.services.tasks import AsyncClock
 from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
+from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import (
     CreateOrder,
@@ -27,20 +32,22 @@ from gateway.wire.nodes import (
 )
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
-from gateway.wire.states import DeathReason, SandboxState
+from gateway.wire.states import DeathReason, NodeState, SandboxState
 
 S = SandboxState
+N = NodeState
+T = TypeVar("T")
 ROOM = Shape(cpus=4, memory_mb=8192, disk_mb=40960, slots=32)
 RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"], pause=True)
 
 
 def spec(sandbox_id: str = "a", **fields: object) -> SandboxSpec:
-    """A small sandbox."""
+    """Return the spec of a small sandbox."""
     return SandboxSpec.model_validate({"id": sandbox_id, "image": "busybox", **fields})
 
 
-class MovedClock:
-    """Stands still until the test moves it."""
+class ManualClock:
+    """A clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self._mono = 1000.0
@@ -64,17 +71,17 @@ class MovedClock:
         await future
 
     async def someone_sleeps(self, seconds: float) -> None:
-        """Returns once somebody has this long to sleep."""
+        """Return once somebody has this long to sleep."""
         while not any(abs(at - self._mono - seconds) < 1e-6 and not f.done() for at, _, f in self._sleepers):
             self._slept.clear()
             await self._slept.wait()
 
     def jump(self, **delta: float) -> None:
-        """Moves the wall clock alone."""
+        """Move the wall clock alone."""
         self._wall += timedelta(**delta)
 
     def advance(self, seconds: float) -> None:
-        """Moves both clocks and wakes who slept until then."""
+        """Move both clocks, and wake everybody whose sleep is over by then."""
         self._mono += seconds
         self._wall += timedelta(seconds=seconds)
         while self._sleepers and self._sleepers[0][0] <= self._mono:
@@ -85,7 +92,7 @@ class MovedClock:
 
 @dataclass
 class FakeNode:
-    """What one node really has."""
+    """One node, and what it really has."""
 
     instance: str
     node_id: str = ""
@@ -96,11 +103,11 @@ class FakeNode:
     boot_id: str = "boot-1"
     draining: bool = False
     dead: bool = False
-    """Nothing reaches it."""
+    """No order reaches it."""
 
 
 class Fleet:
-    """All nodes, as the gateway's port to them.  Faults are taken one an order, in the order given."""
+    """All nodes, as the gateway orders them (`NodeOrders`). Each order takes the next fault of its verb."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, FakeNode] = {}
@@ -112,20 +119,20 @@ class Fleet:
         self.arrived: dict[str, asyncio.Event] = {}
 
     def fail(self, verb: str, *faults: str | ApiError) -> None:
-        """The next orders of ``verb``: ``lost`` (done, answer lost), ``cut`` (not done), or refused with an error."""
+        """Make the next orders of ``verb`` fail: ``lost`` (done, answer lost), ``cut`` (not done), or with an error."""
         self.faults.setdefault(verb, []).extend(faults)
 
     def hold(self, verb: str) -> asyncio.Event:
-        """Orders of ``verb`` wait until the event is set."""
+        """Make orders of ``verb`` wait until the returned event is set."""
         self.arrived[verb] = asyncio.Event()
         return self.gates.setdefault(verb, asyncio.Event())
 
     def count(self, verb: str) -> int:
-        """How often an order of ``verb`` reached a node."""
+        """Return how often an order of ``verb`` reached a node."""
         return sum(1 for entry in self.log if entry[0] == verb)
 
     def placed(self) -> dict[str, list[str]]:
-        """By sandbox: the nodes that have it."""
+        """Return by sandbox the nodes that have it."""
         where: dict[str, list[str]] = {}
         for node in self.nodes.values():
             for sandbox_id in node.have:
@@ -200,13 +207,13 @@ class World:
     settings: GatewaySettings
 
     @property
-    def moved(self) -> MovedClock:
+    def manual_clock(self) -> ManualClock:
         """The clock, where the test moves it."""
-        assert isinstance(self.clock, MovedClock)
+        assert isinstance(self.clock, ManualClock)
         return self.clock
 
     async def join(self, instance: str = "vm-1", total: Shape = ROOM, **fields: object) -> FakeNode:
-        """A node registers and reports once."""
+        """Let a node register and report once."""
         token = await self.services.nodes.make_join_token(JoinTokenRequest(instance=instance, pool="cpu"))
         node = FakeNode(instance=instance, total=total, **fields)  # type: ignore[arg-type]
         answer = await self.services.nodes.register(token.token, registration(node))
@@ -216,7 +223,7 @@ class World:
         return node
 
     async def beat(self, node: FakeNode, **live_execs: int) -> HeartbeatAnswer:
-        """A node reports; it carries out what it is told to remove."""
+        """Let a node report, and remove what the answer names."""
         node.sequence += 1
         answer = await self.services.nodes.heartbeat(node.node_id, heartbeat(node, live_execs))
         for removal in answer.remove:
@@ -226,14 +233,14 @@ class World:
         return answer
 
     def die(self, node: FakeNode, sandbox_id: str, reason: DeathReason, exit_code: int | None = None) -> None:
-        """A sandbox ends by itself on its node."""
+        """End a sandbox on its node."""
         state = S.EXITED if reason is DeathReason.EXITED else S.FAILED
         node.have[sandbox_id] = node.have[sandbox_id].model_copy(
             update={"state": state, "reason": reason, "exit_code": exit_code}
         )
 
     async def until(self, sandbox_id: str, *states: SandboxState) -> None:
-        """Returns once the sandbox is in one of these states."""
+        """Return once the sandbox is in one of these states."""
         uow = self.services.internals.context.uow
         changed = asyncio.Event()
         latest: list[Sandbox] = []
@@ -251,12 +258,12 @@ class World:
             row = latest[-1]
 
     async def state(self, sandbox_id: str) -> SandboxState:
-        """The sandbox's state."""
+        """Return the sandbox's state."""
         return (await self.services.sandboxes.get(sandbox_id)).state
 
 
 def registration(node: FakeNode) -> RegisterRequest:
-    """What the node says of itself at first."""
+    """Return the node's registration."""
     return RegisterRequest(
         node_url="http://127.0.0.1:9999",
         instance=node.instance,
@@ -267,7 +274,7 @@ def registration(node: FakeNode) -> RegisterRequest:
 
 
 def heartbeat(node: FakeNode, live_execs: dict[str, int] | None = None) -> Heartbeat:
-    """The node's complete truth."""
+    """Return the node's complete report."""
     execs = live_execs or {}
     items = [item.model_copy(update={"live_execs": execs.get(item.sandbox_id, 0)}) for item in node.have.values()]
     return Heartbeat(
@@ -286,7 +293,7 @@ def heartbeat(node: FakeNode, live_execs: dict[str, int] | None = None) -> Heart
 
 
 def settings_for(state_dir: Path, url: str | None = None, **fields: object) -> GatewaySettings:
-    """Settings of a gateway under test."""
+    """Return the settings of a gateway under test."""
     return GatewaySettings.model_validate({"state_dir": state_dir, "database_url": url, **fields})
 
 
@@ -294,13 +301,56 @@ def settings_for(state_dir: Path, url: str | None = None, **fields: object) -> G
 async def world(
     settings: GatewaySettings, fleet: Fleet | None = None, clock: AsyncClock | None = None
 ) -> AsyncIterator[World]:
-    """A running gateway."""
+    """Yield a running gateway."""
     fleet = fleet or Fleet()
-    clock = clock or MovedClock()
+    clock = clock or ManualClock()
     async with build(settings, fleet, clock) as services:
         yield World(services, fleet, clock, settings)
 
 
+@contextlib.contextmanager
+def refused(code: ErrorCode) -> Iterator[None]:
+    """Expect that the block is refused with ``code``."""
+    with pytest.raises(ApiError) as caught:
+        yield
+    assert caught.value.code is code
+
+
 def older(node: FakeNode) -> FakeNode:
-    """A copy of what the node has now, to report later."""
+    """Return a copy of the node as it is now, to report later."""
     return replace(node, have=dict(node.have))
+
+
+async def drop(services: Services) -> None:
+    """Drop a gateway as SIGKILL does: a commit that was under way may still come through, and nothing else happens."""
+    await services.internals.context.background.stop()
+    services.close()
+
+
+class FailingDatabase(Database):
+    """A real database whose next writes fail as often as asked."""
+
+    failures = 0
+
+    async def write(self, fn: Callable[[Any], T]) -> T:
+        if self.failures:
+            self.failures -= 1
+            raise ApiError(ErrorCode.DISK_FULL, "the gateway's database cannot grow: its disk is full")
+        return await super().write(fn)
+
+
+async def node_state(world: World) -> NodeState:
+    """Return the state of the only node."""
+    return (await world.services.nodes.all()).nodes[0].state
+
+
+async def grow_silent(world: World, state: NodeState) -> None:
+    """Move the clock until the only node is in ``state``."""
+    limits = HeartbeatLimits(world.settings.unreachable_after, world.settings.lost_after)
+    world.manual_clock.advance(limits.unreachable_after)
+    while await node_state(world) is not N.UNREACHABLE:
+        await asyncio.sleep(0)
+    if state is N.LOST:
+        world.manual_clock.advance(limits.lost_after - limits.unreachable_after)
+        while await node_state(world) is not N.LOST:
+            await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.resources import Shape
 
 
-def test_the_code_decides_status_and_retry_unless_told_otherwise() -> None:
+def test_the_code_decides_status_and_retryable_by_default() -> None:
     assert (ApiError(ErrorCode.NO_ROOM, "x").status, ApiError(ErrorCode.NO_ROOM, "x").retryable) == (503, True)
     assert ApiError(ErrorCode.NO_ROOM, "x", retryable=False).retryable is False
 

@@ -1,4 +1,4 @@
-"""What a heartbeat means for the rows, as a table."""
+"""What a node's inventory means for the rows, as a table."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -117,7 +117,7 @@ def test_an_older_generation_stays_for_the_restart_that_is_on_its_way() -> None:
         (None, True, True),
     ],
 )
-def test_the_end_of_what_a_refused_restart_left_running_is_noted(
+def test_the_end_of_the_run_before_a_refused_restart_is_recorded(
     on_node: SandboxState | None, old: bool, ended: bool
 ) -> None:
     refused = transitions.restart_refused(row(S.CREATING), "full", NOW)

@@ -61,7 +61,7 @@ def test_a_gpu_node_that_is_fuller_still_takes_other_work_last() -> None:
     assert place(Requirements(ONE), [gpu, room("b-cpu", SMALL, SMALL)]) == Placed("a-gpu", "runsc", 0)
 
 
-def test_a_builder_holds_no_sandbox_and_says_nothing_of_what_could_fit() -> None:
+def test_a_builder_holds_no_sandbox_and_does_not_count_as_capacity() -> None:
     builder = room("builder", BIG, role="builder")
     assert place(Requirements(ONE), [builder]) == NoRoom(())
     assert place(Requirements(ONE), [builder, room("both", role="both")]) == Placed("both", "runsc", 0)
@@ -75,9 +75,7 @@ def test_all_gpus_means_every_one_of_a_node_that_has_none_in_use() -> None:
     free = room("free", GPU, runtimes=(DOCKER,))
     used = room("used", GPU, Shape(cpus=1, gpus=1, slots=1), runtimes=(DOCKER,))
     assert place(wanted, [free]) == Placed("free", "docker", 4)
-    answer = place(wanted, [used])
-    assert isinstance(answer, NoRoom)
-    assert "GPUs in use" in answer.reasons[0]
+    assert isinstance(place(wanted, [used]), NoRoom)
 
 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.UNREACHABLE])
@@ -126,9 +124,8 @@ def test_a_pool_that_may_grow_is_waited_for() -> None:
 
 
 def test_a_runtime_that_nobody_has_never_fits() -> None:
-    answer = place(Requirements(ONE, isolation="runc", runtime="docker"), [room("n")], [ceiling(BIG)])
-    assert isinstance(answer, NeverFits)
-    assert "docker with isolation runc" in answer.reasons[0]
+    wanted = Requirements(ONE, isolation="runc", runtime="docker")
+    assert isinstance(place(wanted, [room("n")], [ceiling(BIG)]), NeverFits)
 
 
 def test_a_node_that_refused_is_left_out() -> None:
@@ -148,7 +145,7 @@ def test_a_refusal_names_some_nodes_and_counts_the_others() -> None:
     assert answer.reasons[-1] == "and 5 more nodes"
 
 
-def test_needs_have_one_key_when_they_are_equal() -> None:
+def test_equal_requirements_have_one_key() -> None:
     needs = [
         Requirements(ONE),
         Requirements(ONE, "docker"),

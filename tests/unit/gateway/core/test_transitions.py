@@ -60,7 +60,7 @@ def test_what_is_held_follows_the_state() -> None:
     assert transitions.requeued(creating(), "op-2", NOW).held == NOTHING
 
 
-def test_going_back_to_waiting_fences_the_old_order() -> None:
+def test_requeueing_fences_the_old_order() -> None:
     again = transitions.requeued(creating(), "op-2", LATER)
     assert (again.state, again.generation, again.operation_id, again.node_id) == (S.PENDING, 2, "op-2", None)
 
@@ -110,7 +110,7 @@ def test_the_first_cause_of_death_stays() -> None:
     assert transitions.deleting(dead, DeathReason.DELETED, LATER).reason is DeathReason.OOM
 
 
-def test_a_start_failure_in_an_inventory_is_told_to_the_creator() -> None:
+def test_a_start_failure_in_an_inventory_becomes_the_error_of_the_create() -> None:
     dead = transitions.ended(creating(), item(S.FAILED, DeathReason.IMAGE_ERROR), NOW)
     assert dead.error is ErrorCode.IMAGE_ERROR
     assert transitions.ended(creating(), item(S.FAILED, DeathReason.OOM), NOW).error is None

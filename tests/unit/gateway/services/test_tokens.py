@@ -1,4 +1,4 @@
-"""Tokens: hashed, scoped, ended at once."""
+"""Tokens: hashed, scoped, revoked at once."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,29 +11,28 @@ from gateway.services.tokens import TokenService
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.tokens import TokenRequest, TokenScope
-from tests.scenario.gateway.world import MovedClock
+from tests.scenario.gateway.world import ManualClock
 
 
 @pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-async def service(tmp_path: Path, clock: MovedClock) -> AsyncIterator[TokenService]:
+async def service(tmp_path: Path, clock: ManualClock) -> AsyncIterator[TokenService]:
     db = Database.open(f"sqlite:///{tmp_path / 'g.db'}")
     yield TokenService(db, clock, random_id)
     db.close()
 
 
-async def refused(service: TokenService, secret: str) -> str:
+async def refused(service: TokenService, secret: str) -> bool:
     with pytest.raises(ApiError) as caught:
         await service.verify(secret)
-    assert caught.value.code is ErrorCode.UNAUTHORIZED
-    return caught.value.message
+    return caught.value.code is ErrorCode.UNAUTHORIZED
 
 
-async def test_a_secret_is_told_once_and_opens_its_scope(service: TokenService) -> None:
+async def test_a_secret_is_shown_once_and_has_its_scope(service: TokenService) -> None:
     made = await service.make(TokenRequest(name="laptop", scope=TokenScope.OPERATOR))
     principal = await service.verify(made.token)
     assert (principal.token_id, principal.name, principal.scope) == (made.record.id, "laptop", TokenScope.OPERATOR)
@@ -48,7 +47,7 @@ async def test_the_secret_is_nowhere_in_the_database(service: TokenService, tmp_
 
 @pytest.mark.parametrize("secret", ["", "wrong", "x" * 100_000, "\udcff", "sbxc_"])
 async def test_what_is_not_a_token_is_refused(service: TokenService, secret: str) -> None:
-    assert "not known" in await refused(service, secret)
+    assert await refused(service, secret)
 
 
 async def test_a_revoked_token_ends_at_once(service: TokenService) -> None:
@@ -56,18 +55,18 @@ async def test_a_revoked_token_ends_at_once(service: TokenService) -> None:
     await service.verify(made.token)
     first = await service.revoke(made.record.id)
     assert first.revoked_at is not None
-    assert "revoked" in await refused(service, made.token)
+    assert await refused(service, made.token)
     assert await service.revoke(made.record.id) == first
 
 
-async def test_a_token_expires(service: TokenService, clock: MovedClock) -> None:
+async def test_a_token_expires(service: TokenService, clock: ManualClock) -> None:
     made = await service.make(TokenRequest(name="laptop", scope=TokenScope.CLIENT, expires_seconds=60))
     await service.verify(made.token)
     clock.advance(60)
-    assert "expired" in await refused(service, made.token)
+    assert await refused(service, made.token)
 
 
-async def test_node_tokens_are_not_made_here(service: TokenService) -> None:
+async def test_node_tokens_come_from_registration_only(service: TokenService) -> None:
     with pytest.raises(ApiError) as caught:
         await service.make(TokenRequest(name="node", scope=TokenScope.NODE))
     assert caught.value.code is ErrorCode.INVALID_REQUEST
@@ -80,7 +79,7 @@ async def test_an_unknown_token_cannot_be_revoked(service: TokenService) -> None
 
 
 async def test_a_revocation_by_another_process_is_seen_after_the_cache(
-    service: TokenService, clock: MovedClock, tmp_path: Path
+    service: TokenService, clock: ManualClock, tmp_path: Path
 ) -> None:
     made = await service.make(TokenRequest(name="laptop", scope=TokenScope.CLIENT))
     await service.verify(made.token)
@@ -88,4 +87,4 @@ async def test_a_revocation_by_another_process_is_seen_after_the_cache(
     await TokenService(other, clock, random_id).revoke(made.record.id)
     other.close()
     clock.advance(2)
-    assert "revoked" in await refused(service, made.token)
+    assert await refused(service, made.token)

@@ -9,6 +9,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import OperationalError
 from sqlmodel import Session, SQLModel
 
 from gateway.core import transitions
@@ -55,7 +56,7 @@ async def test_sqlite_runs_in_wal_with_foreign_keys_and_writes_that_lock_at_once
     db.close()
 
 
-def test_nobody_else_may_read_the_database_or_its_side_files(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_database_and_its_side_files(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "gateway.db").touch(mode=0o644)
     database = Database.open(f"sqlite:///{tmp_path / 'gateway.db'}")
@@ -127,7 +128,31 @@ async def test_a_full_disk_is_a_typed_error_and_writes_nothing(tmp_path: Path) -
     db.close()
 
 
-async def test_a_stale_write_runs_again_and_gives_up_in_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("driver_code", "expected"),
+    [
+        (sqlite3.SQLITE_FULL, ErrorCode.DISK_FULL),
+        (sqlite3.SQLITE_BUSY, ErrorCode.BUSY),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, ErrorCode.BUSY),
+        (sqlite3.SQLITE_CORRUPT, None),
+    ],
+)
+async def test_the_code_of_the_driver_decides(tmp_path: Path, driver_code: int, expected: ErrorCode | None) -> None:
+    db = Database.open(url_of(tmp_path / "g.db"))
+
+    def fail(session: Session) -> None:
+        cause = sqlite3.OperationalError("something")
+        cause.sqlite_errorcode = driver_code
+        raise OperationalError("UPDATE", {}, cause)
+
+    with pytest.raises(OperationalError if expected is None else ApiError) as caught:
+        await db.write(fail)
+    if expected is not None:
+        assert caught.value.code is expected
+    db.close()
+
+
+async def test_a_stale_write_is_retried_and_gives_up_in_the_end(tmp_path: Path) -> None:
     db = Database.open(url_of(tmp_path / "g.db"))
     tries: list[int] = []
 
@@ -179,7 +204,7 @@ async def test_readers_go_on_while_a_writer_writes(tmp_path: Path) -> None:
     db.close()
 
 
-async def test_purging_takes_labels_along(tmp_path: Path) -> None:
+async def test_purge_deletes_labels_too(tmp_path: Path) -> None:
     db = Database.open(url_of(tmp_path / "g.db"))
 
     def fn(session: Session) -> int:

@@ -1,16 +1,16 @@
-"""Deadlines: many keys, one sleeper."""
+"""Deadlines, background tasks and waits."""
 
 import asyncio
 
 import pytest
 
 from gateway.services.tasks import DEADLINE_RETRY, Background, Deadlines, wait_for_event
-from tests.scenario.gateway.world import MovedClock
+from tests.scenario.gateway.world import ManualClock
 
 
 class Rig:
     def __init__(self) -> None:
-        self.clock = MovedClock()
+        self.clock = ManualClock()
         self.due: asyncio.Queue[str] = asyncio.Queue()
         self.break_next = False
         self.deadlines = Deadlines(self.clock, self._take)
@@ -40,7 +40,7 @@ async def test_deadlines_come_in_order_and_may_be_moved_or_forgotten() -> None:
     task.cancel()
 
 
-async def test_a_deadline_that_breaks_is_tried_again_and_holds_up_nobody() -> None:
+async def test_a_deadline_that_fails_is_tried_again_and_delays_no_other() -> None:
     rig = Rig()
     task = asyncio.create_task(rig.deadlines.run())
     rig.break_next = True
@@ -60,8 +60,8 @@ async def test_moving_one_deadline_many_times_costs_no_memory() -> None:
     assert len(rig.deadlines._heap) < 200
 
 
-async def test_a_loop_that_breaks_is_begun_again() -> None:
-    clock, begun = MovedClock(), asyncio.Queue[int]()
+async def test_a_loop_that_fails_is_begun_again() -> None:
+    clock, begun = ManualClock(), asyncio.Queue[int]()
     background = Background(clock)
 
     async def loop() -> None:
@@ -77,7 +77,7 @@ async def test_a_loop_that_breaks_is_begun_again() -> None:
 
 
 async def test_work_is_finished_when_its_caller_leaves() -> None:
-    background, gate, done = Background(MovedClock()), asyncio.Event(), asyncio.Event()
+    background, gate, done = Background(ManualClock()), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
         await gate.wait()
@@ -93,7 +93,7 @@ async def test_work_is_finished_when_its_caller_leaves() -> None:
 
 
 async def test_a_wait_ends_by_event_or_by_time() -> None:
-    clock, event = MovedClock(), asyncio.Event()
+    clock, event = ManualClock(), asyncio.Event()
     waiting = asyncio.create_task(wait_for_event(event, clock, clock.monotonic() + 5))
     await clock.someone_sleeps(5)
     clock.advance(5)

@@ -32,7 +32,7 @@ async def test_a_sandbox_runs_on_the_node(here: World) -> None:
     assert here.fleet.log == [("create", node.node_id, "a", 1)]
 
 
-async def test_sixteen_creates_at_once_make_one_sandbox(here: World) -> None:
+async def test_sixteen_concurrent_creates_make_one_sandbox(here: World) -> None:
     await here.join()
     answers = await asyncio.gather(*(here.services.sandboxes.create(spec()) for _ in range(16)))
     assert len({answer.sandbox.operation_id for answer in answers}) == 1
@@ -66,12 +66,12 @@ async def test_a_create_without_nodes_waits_and_runs_once_one_joins(here: World)
     assert (await here.services.capacity.demand()).pending_count == 0
 
 
-async def test_a_wait_that_is_too_long_answers_with_no_room_and_goes_on(here: World) -> None:
+async def test_a_wait_that_is_too_long_answers_no_room_and_continues(here: World) -> None:
     node = await here.join(total=Shape(cpus=1, memory_mb=1024, disk_mb=8192, slots=8))
     await here.services.sandboxes.create(spec("first"))
     create = asyncio.create_task(here.services.sandboxes.create(spec()))
-    await here.moved.someone_sleeps(here.settings.create_wait)
-    here.moved.advance(here.settings.create_wait)
+    await here.manual_clock.someone_sleeps(here.settings.create_wait)
+    here.manual_clock.advance(here.settings.create_wait)
     with pytest.raises(ApiError) as caught:
         await create
     error = caught.value
@@ -86,12 +86,12 @@ async def test_a_wait_that_is_too_long_answers_with_no_room_and_goes_on(here: Wo
     assert again.sandbox.state is S.RUNNING
 
 
-async def test_a_slow_create_answers_in_progress_and_goes_on(here: World) -> None:
+async def test_a_slow_create_answers_in_progress_and_continues(here: World) -> None:
     await here.join()
     gate = here.fleet.hold("create")
     create = asyncio.create_task(here.services.sandboxes.create(spec()))
     await here.fleet.arrived["create"].wait()
-    here.moved.advance(here.settings.create_wait)
+    here.manual_clock.advance(here.settings.create_wait)
     with pytest.raises(ApiError) as caught:
         await create
     assert (caught.value.code, caught.value.retryable) == (ErrorCode.CREATE_IN_PROGRESS, True)
@@ -115,8 +115,8 @@ async def test_a_lost_answer_is_asked_for_again_on_the_same_node(here: World) ->
     here.fleet.fail("create", "lost", "cut")
     create = asyncio.create_task(here.services.sandboxes.create(spec()))
     for delay in (0.1, 0.2):
-        await here.moved.someone_sleeps(delay)
-        here.moved.advance(delay)
+        await here.manual_clock.someone_sleeps(delay)
+        here.manual_clock.advance(delay)
     record = (await create).sandbox
     assert (record.state, record.generation) == (S.RUNNING, 1)
     assert {entry[1] for entry in here.fleet.log} == {record.node_id}
@@ -128,7 +128,7 @@ async def test_a_heartbeat_settles_a_create_whose_answer_was_lost(here: World) -
     node = await here.join()
     here.fleet.fail("create", "lost")
     create = asyncio.create_task(here.services.sandboxes.create(spec()))
-    await here.moved.someone_sleeps(0.1)
+    await here.manual_clock.someone_sleeps(0.1)
     await here.beat(node)
     assert (await create).sandbox.state is S.RUNNING
     assert here.fleet.count("create") == 1
@@ -143,7 +143,7 @@ async def test_a_node_that_refuses_is_left_for_another(here: World) -> None:
     assert len(here.fleet.log) == 1
 
 
-async def test_a_refusing_node_is_asked_again_once_it_was_heard_of(here: World) -> None:
+async def test_a_refusing_node_is_asked_again_after_its_next_heartbeat(here: World) -> None:
     node = await here.join()
     here.fleet.fail("create", ApiError(ErrorCode.NODE_REFUSED, "full"))
     create = asyncio.create_task(here.services.sandboxes.create(spec()))
@@ -161,7 +161,7 @@ async def test_a_refusing_node_is_asked_again_once_it_was_heard_of(here: World) 
         (ErrorCode.DISK_FULL, DeathReason.DISK_FULL),
     ],
 )
-async def test_a_sandbox_that_cannot_run_fails_with_the_nodes_words(
+async def test_a_sandbox_that_cannot_run_fails_with_the_nodes_error(
     here: World, code: ErrorCode, reason: DeathReason
 ) -> None:
     await here.join()
@@ -175,7 +175,7 @@ async def test_a_sandbox_that_cannot_run_fails_with_the_nodes_words(
     assert (load.reserved, load.sandboxes) == (Shape(), 0)
 
 
-async def test_creates_at_once_never_take_more_than_a_node_has(here: World) -> None:
+async def test_concurrent_creates_never_take_more_than_a_node_has(here: World) -> None:
     node = await here.join(total=Shape(cpus=64, memory_mb=65536, disk_mb=1 << 20, slots=5))
     creates = [asyncio.create_task(here.services.sandboxes.create(spec(f"s{index}"))) for index in range(12)]
     await asyncio.gather(*(here.until(f"s{index}", S.PENDING, S.RUNNING) for index in range(12)))
@@ -193,7 +193,7 @@ async def test_deleted_room_goes_to_those_who_wait_oldest_first(here: World) -> 
     await here.services.sandboxes.create(spec("first"))
     waiting: list[asyncio.Task[SandboxEnvelope]] = []
     for name in ("b", "a"):
-        here.moved.advance(0.01)
+        here.manual_clock.advance(0.01)
         waiting.append(asyncio.create_task(here.services.sandboxes.create(spec(name))))
         await here.until(name, S.PENDING)
     await here.services.sandboxes.delete("first")
@@ -202,22 +202,7 @@ async def test_deleted_room_goes_to_those_who_wait_oldest_first(here: World) -> 
     waiting[1].cancel()
 
 
-async def test_a_wait_that_nobody_renews_ends_and_a_later_create_begins_anew(here: World) -> None:
-    create = asyncio.create_task(here.services.sandboxes.create(spec()))
-    await here.until("a", S.PENDING)
-    create.cancel()
-    await asyncio.gather(create, return_exceptions=True)
-    here.moved.advance(here.settings.pending_lease)
-    await here.until("a", S.FAILED)
-    record = await here.services.sandboxes.get("a")
-    assert record.reason is DeathReason.EVICTED
-    assert (await here.services.capacity.demand()).waiting == []
-    await here.join()
-    again = (await here.services.sandboxes.create(spec())).sandbox
-    assert (again.state, again.generation, again.reason) == (S.RUNNING, 2, None)
-
-
-async def test_a_sandbox_that_ended_at_once_is_told_as_such(here: World) -> None:
+async def test_a_sandbox_that_ended_at_once_is_reported_as_ended(here: World) -> None:
     node = await here.join()
     gate = here.fleet.hold("create")
     create = asyncio.create_task(here.services.sandboxes.create(spec()))
@@ -255,3 +240,15 @@ async def test_two_gateways_on_one_database_never_take_more_than_a_node_has(
             create.cancel()
         ended = await asyncio.gather(*creates, return_exceptions=True)
         assert not [error for error in ended if isinstance(error, Exception)]
+
+
+async def test_a_full_queue_refuses_creates_and_leaves_nothing(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path, max_pending=1)) as here:
+        create = asyncio.create_task(here.services.sandboxes.create(spec()))
+        await here.until("a", S.PENDING)
+        with pytest.raises(ApiError) as caught:
+            await here.services.sandboxes.create(spec("b"))
+        assert (caught.value.code, caught.value.retryable) == (ErrorCode.NO_ROOM, True)
+        with pytest.raises(ApiError):
+            await here.services.sandboxes.get("b")
+        create.cancel()

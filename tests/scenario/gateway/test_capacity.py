@@ -1,4 +1,4 @@
-"""Capacity that is asked for ahead: demand that the right create claims, once, and that runs out by itself."""
+"""Capacity that is asked for ahead: demand that the right create claims, once, and that expires by itself."""
 
 import asyncio
 
@@ -10,9 +10,17 @@ from gateway.errors import ApiError
 from gateway.wire import limits
 from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PoolCeiling, PrepareRequest
 from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
-from tests.scenario.gateway.world import ROOM, World, settings_for, spec, world
+from tests.scenario.gateway.world import (
+    ROOM,
+    World,
+    settings_for,
+    spec,
+    world,
+)
 
+S = SandboxState
 SMALL = {"cpus": 1.0, "memory_mb": 512, "disk_mb": 1024}
 
 
@@ -26,12 +34,12 @@ async def prepare(world: World, count: int = 2, **fields: object) -> str:
 
 
 async def units(world: World) -> dict[str, int]:
-    """Unclaimed units by id."""
+    """Return the unclaimed units by id."""
     return {item.prepare_id: item.count for item in (await demand(world)).prepared}
 
 
 async def allow(world: World) -> None:
-    """A pool that could hold what the tests ask for."""
+    """Report a pool that could hold what the tests ask for."""
     told = PoolCeiling(pool="cpu", shape=ROOM, runtimes=["runsc", "docker"], isolations=["gvisor"], max_nodes=3)
     await world.services.capacity.set_ceilings(Ceilings(pools=[told]))
 
@@ -92,24 +100,24 @@ async def test_what_expires_first_is_claimed_first(here: World) -> None:
     assert await units(here) == {late: 2, soon: 1}
 
 
-async def test_units_run_out(here: World) -> None:
+async def test_units_expire(here: World) -> None:
     await here.join()
     await prepare(here, ttl_seconds=60)
-    here.moved.advance(60)
+    here.manual_clock.advance(60)
     told = await demand(here)
     assert (told.prepared, told.prepared_resources.memory_mb, told.desired_resources.memory_mb) == ([], 0, 0)
 
 
-async def test_the_same_id_replaces_and_keeps_its_birth(here: World) -> None:
+async def test_preparing_the_same_id_again_replaces_it_and_keeps_its_creation_time(here: World) -> None:
     await here.join()
     first = await here.services.prepared.prepare(PrepareRequest.model_validate({"id": "burst", "count": 5, **SMALL}))
-    here.moved.advance(10)
+    here.manual_clock.advance(10)
     again = await here.services.prepared.prepare(PrepareRequest.model_validate({"id": "burst", "count": 7, **SMALL}))
     assert await units(here) == {"burst": 7}
     assert (again.created_at, again.updated_at) == (first.created_at, here.clock.now())
 
 
-async def test_deleting_tells_what_was_there_and_twice_is_fine(here: World) -> None:
+async def test_delete_returns_what_was_prepared_and_is_idempotent(here: World) -> None:
     await here.join()
     prepare_id = await prepare(here)
     gone = await here.services.prepared.delete(PreparedKind.SANDBOX, prepare_id)
@@ -118,7 +126,7 @@ async def test_deleting_tells_what_was_there_and_twice_is_fine(here: World) -> N
     assert await units(here) == {}
 
 
-async def test_builders_are_a_list_of_their_own(here: World) -> None:
+async def test_builders_are_listed_apart_from_sandboxes(here: World) -> None:
     made = await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
     told = await demand(here)
     assert (told.prepared, told.prepared_builder_count) == ([], 2)
@@ -129,7 +137,7 @@ async def test_builders_are_a_list_of_their_own(here: World) -> None:
     assert await here.services.prepared.delete(PreparedKind.BUILDER, made.id) == made
 
 
-async def test_a_lease_of_builders_that_is_renewed_is_counted_once_and_runs_out(here: World) -> None:
+async def test_builders_prepared_again_are_counted_once_and_expire(here: World) -> None:
     async def count() -> tuple[int, int]:
         told = await demand(here)
         return len(told.prepared_builders), told.prepared_builder_count
@@ -138,21 +146,21 @@ async def test_a_lease_of_builders_that_is_renewed_is_counted_once_and_runs_out(
         await here.services.prepared.prepare_builders(BuilderPrepareRequest.model_validate(fields))
 
     await lease(id="ci", count=2, ttl_seconds=60)
-    here.moved.advance(59)
+    here.manual_clock.advance(59)
     await lease(id="ci", count=2, ttl_seconds=60)
     assert await count() == (1, 2)
     await lease(id="nightly", count=3, ttl_seconds=600)
     assert await count() == (2, 5)
-    here.moved.advance(59)
+    here.manual_clock.advance(59)
     await lease(id="ci", count=1, ttl_seconds=60)
     assert await count() == (2, 4)
-    here.moved.advance(60)
+    here.manual_clock.advance(60)
     assert await count() == (1, 3)
-    here.moved.advance(600)
+    here.manual_clock.advance(600)
     assert await count() == (0, 0)
 
 
-async def test_a_sandbox_claims_no_builder_and_a_builder_is_no_resource(here: World) -> None:
+async def test_a_sandbox_claims_no_builder_and_builders_add_no_resources(here: World) -> None:
     await here.join()
     await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
     await here.services.sandboxes.create(spec("a", **SMALL))
@@ -160,7 +168,7 @@ async def test_a_sandbox_claims_no_builder_and_a_builder_is_no_resource(here: Wo
     assert (told.prepared_builder_count, told.desired_resources.slots) == (2, 0)
 
 
-async def test_builders_and_sandboxes_share_names_and_the_bound(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_builders_and_sandboxes_share_ids_and_the_limit(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PREPARED", 1)
     await here.join()
     await prepare(here, count=1, id="x")
@@ -176,7 +184,7 @@ async def test_builders_and_sandboxes_share_names_and_the_bound(here: World, mon
 @pytest.mark.parametrize(
     "body", [{"count": 0}, {"count": 101}, {"count": "1"}, {"ttl_seconds": 0}, {"id": "a/b"}, {"cpus": 1}, {"x": 1}]
 )
-def test_a_request_for_builders_without_sense_is_refused(body: dict[str, object]) -> None:
+def test_an_invalid_request_for_builders_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         BuilderPrepareRequest.model_validate(body)
 
@@ -189,7 +197,7 @@ async def test_a_shape_that_nothing_could_hold_is_refused_at_once(here: World) -
     assert caught.value.details["maximum_resources"].memory_mb == ROOM.memory_mb
 
 
-async def test_requests_are_bounded(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_limited_in_number(here: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_PREPARED", 2)
     await here.join()
     first = await prepare(here)
@@ -201,21 +209,36 @@ async def test_requests_are_bounded(here: World, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("body", [{"count": 0, **SMALL}, {"count": 101, **SMALL}, {"count": 1}, {"count": 1, "x": 1}])
-def test_a_request_without_sense_is_refused(body: dict[str, object]) -> None:
+def test_an_invalid_request_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         PrepareRequest.model_validate(body)
 
 
-async def test_creates_at_once_claim_one_unit_each(here: World) -> None:
+async def test_concurrent_creates_claim_one_unit_each(here: World) -> None:
     await here.join()
     prepare_id = await prepare(here, count=5)
     await asyncio.gather(*(here.services.sandboxes.create(spec(f"s{number}", **SMALL)) for number in range(4)))
     assert await units(here) == {prepare_id: 1}
 
 
-async def test_units_outlive_the_gateway(here: World, database_url: str | None) -> None:
+async def test_units_survive_a_restart_of_the_gateway(here: World, database_url: str | None) -> None:
     await here.join()
     prepare_id = await prepare(here)
     here.services.internals.lock.close()
     async with world(settings_for(here.settings.state_dir, database_url), here.fleet, here.clock) as next_life:
         assert await units(next_life) == {prepare_id: 2}
+
+
+async def test_ceilings_decide_what_never_fits(here: World) -> None:
+    big = PoolCeiling(
+        pool="cpu", shape=Shape(cpus=32, memory_mb=65536, disk_mb=1 << 20, slots=100), runtimes=["runsc"],
+        isolations=["gvisor"], max_nodes=3,
+    )  # fmt: skip
+    await here.join()
+    await here.services.capacity.set_ceilings(Ceilings(pools=[big]))
+    create = asyncio.create_task(here.services.sandboxes.create(spec(memory_mb=60_000)))
+    await here.until("a", S.PENDING)
+    await here.services.capacity.set_ceilings(Ceilings(pools=[]))
+    with pytest.raises(ApiError) as caught:
+        await create
+    assert caught.value.code is ErrorCode.NEVER_FITS

@@ -21,13 +21,13 @@ def test_the_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", ["", "zz", "00"])
-def test_a_broken_secret_is_named(tmp_path: Path, content: str) -> None:
+def test_a_broken_secret_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "node-secret").write_text(content)
     with pytest.raises(StoreError, match="node-secret"):
         node_secret(tmp_path)
 
 
-def test_a_second_gateway_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_gateway_is_refused(tmp_path: Path) -> None:
     lock = lock_state(tmp_path)
     assert stat.S_IMODE((tmp_path / "gateway.lock").stat().st_mode) == 0o600
     with pytest.raises(StoreError, match="another gateway uses"):

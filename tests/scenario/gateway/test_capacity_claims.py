@@ -1,4 +1,4 @@
-"""A prepared unit belongs to one sandbox id: taken once, given back when nothing came of it, whatever dies."""
+"""A prepared unit belongs to one sandbox id: claimed once, given back when the sandbox never ran, whatever dies."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,8 +16,7 @@ from gateway.wire.capacity import Ceilings, PoolCeiling, PrepareRequest
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
-from tests.scenario.gateway.test_crash import drop
-from tests.scenario.gateway.world import Fleet, World, settings_for, spec, world
+from tests.scenario.gateway.world import Fleet, World, drop, refused, settings_for, spec, world
 
 S = SandboxState
 SMALL = {"cpus": 1.0, "memory_mb": 512, "disk_mb": 1024}
@@ -36,7 +35,7 @@ async def unclaimed(world: World) -> int:
 
 
 async def holders(world: World) -> set[str]:
-    """Ids that have a unit, deleted ones included."""
+    """Return the ids that have a unit, deleted ones included."""
 
     def fn(session: Session) -> list[Sandbox]:
         return sandboxes.in_states(session, set(SandboxState))
@@ -45,7 +44,7 @@ async def holders(world: World) -> set[str]:
 
 
 async def create(world: World, sandbox_id: str = "a", **fields: object) -> ApiError | None:
-    """The refusal, if it was one."""
+    """Create a sandbox; return the refusal, if it was one."""
     try:
         await world.services.sandboxes.create(spec(sandbox_id, **{**SMALL, **fields}))
     except ApiError as error:
@@ -67,7 +66,7 @@ async def image_is_missing(world: World) -> None:
 
 async def nobody_waits_any_longer(world: World) -> None:
     await waits_and_is_left(world)
-    world.moved.advance(world.settings.pending_lease)
+    world.manual_clock.advance(world.settings.pending_lease)
     await world.until("a", S.FAILED)
     await world.join()
 
@@ -113,7 +112,7 @@ async def test_a_create_that_never_ran_gives_its_unit_back_and_takes_one_again(
 
 
 @pytest.mark.parametrize("image", ["busybox", "other"])
-async def test_an_id_that_is_used_again_goes_on_with_its_unit(here: World, image: str) -> None:
+async def test_an_id_that_is_used_again_keeps_its_unit(here: World, image: str) -> None:
     await here.join()
     await prepare(here, 2)
     for _ in range(3):
@@ -133,7 +132,7 @@ async def test_an_id_that_is_used_again_for_another_shape_takes_another_unit(her
     assert await unclaimed(here) == 2, "the unit of the first life was used, and stays used"
 
 
-async def test_a_node_that_refuses_changes_nothing(here: World) -> None:
+async def test_a_refusal_of_a_node_changes_no_unit(here: World) -> None:
     await here.join("vm-1")
     await here.join("vm-2")
     await prepare(here, 2)
@@ -147,13 +146,13 @@ async def test_a_restart_that_fails_keeps_the_unit(here: World) -> None:
     await prepare(here, 2)
     assert await create(here) is None
     here.fleet.fail("create", ApiError(ErrorCode.START_ERROR, "broken"))
-    with pytest.raises(ApiError, match="broken"):
+    with refused(ErrorCode.START_ERROR):
         await here.services.sandboxes.restart("a")
     assert (await unclaimed(here), await holders(here)) == (1, {"a"})
 
 
 @pytest.mark.parametrize("replaced", [True, False])
-async def test_nothing_goes_back_to_units_that_were_replaced_or_taken_back(here: World, replaced: bool) -> None:
+async def test_nothing_is_given_back_to_units_that_were_replaced_or_deleted(here: World, replaced: bool) -> None:
     await here.join()
     await prepare(here, 1)
     gate = here.fleet.hold("create")
@@ -169,14 +168,14 @@ async def test_nothing_goes_back_to_units_that_were_replaced_or_taken_back(here:
     assert await unclaimed(here) == (5 if replaced else 0)
 
 
-async def test_at_the_moment_of_expiry_nothing_is_claimed_and_nothing_comes_back(here: World) -> None:
+async def test_at_expiry_nothing_is_claimed_and_nothing_given_back(here: World) -> None:
     await here.join()
     await prepare(here, 3, ttl_seconds=10)
     gate = here.fleet.hold("create")
     here.fleet.fail("create", ApiError(ErrorCode.START_ERROR, "broken"))
     failing = asyncio.create_task(create(here))
     await here.fleet.arrived["create"].wait()
-    here.moved.advance(10)
+    here.manual_clock.advance(10)
     late = asyncio.create_task(create(here, "late"))
     await here.until("late", S.CREATING)
     gate.set()
@@ -184,7 +183,7 @@ async def test_at_the_moment_of_expiry_nothing_is_claimed_and_nothing_comes_back
     assert (await unclaimed(here), await holders(here)) == (0, set())
 
 
-async def test_a_hundred_creates_take_sixty_units_once(here: World) -> None:
+async def test_a_hundred_creates_claim_sixty_units_once(here: World) -> None:
     await here.join(total=LARGE)
     await prepare(here, PREPARED)
     names = [f"s{number}" for number in range(CREATES)]
@@ -192,7 +191,7 @@ async def test_a_hundred_creates_take_sixty_units_once(here: World) -> None:
     assert (await unclaimed(here), len(await holders(here))) == (0, PREPARED)
 
 
-async def test_two_gateways_take_sixty_units_once(tmp_path: Path, database_url: str | None) -> None:
+async def test_two_gateways_claim_sixty_units_once(tmp_path: Path, database_url: str | None) -> None:
     url, fleet = database_url or f"sqlite:///{tmp_path / 'shared.db'}", Fleet()
     async with (
         world(settings_for(tmp_path / "1", url), fleet) as one,
@@ -208,7 +207,7 @@ async def test_two_gateways_take_sixty_units_once(tmp_path: Path, database_url: 
         assert held + await unclaimed(two) == PREPARED
 
 
-async def test_units_are_counted_right_through_crashes(tmp_path: Path, database_url: str | None) -> None:
+async def test_units_are_counted_correctly_across_crashes(tmp_path: Path, database_url: str | None) -> None:
     """Gateways are dropped in the middle of a burst of which every third create fails at first."""
     settings, fleet = settings_for(tmp_path, database_url), Fleet()
     fleet.fail("create", *([ApiError(ErrorCode.START_ERROR, "broken"), "lost", "cut"] * 15))

@@ -1,8 +1,8 @@
 """A gateway that dies at any moment is replaced by one that finishes its work.
 
-The same story (create, pause, resume, restart, delete) is told once for each point at which the gateway waits for its
-database or for a node.  There it is dropped, as SIGKILL would: nothing is cancelled in order, nothing is flushed.  A
-second gateway on the same database, with the same nodes, must come to the same end.
+The same story (create, pause, resume, restart, delete) runs once for each point at which the gateway waits for its
+database or for a node. There the gateway is dropped, as by SIGKILL: nothing is cancelled in order, nothing is flushed.
+A second gateway on the same database, with the same nodes, must come to the same end.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import CreateOrder, InventoryItem
 from gateway.wire.states import DeathReason, SandboxState
-from tests.scenario.gateway.world import FakeNode, Fleet, World, settings_for, spec, world
+from tests.scenario.gateway.world import FailingDatabase, FakeNode, Fleet, World, drop, settings_for, spec, world
 
 T = TypeVar("T")
 S = SandboxState
@@ -39,7 +39,7 @@ class Fuse:
         self.blown = asyncio.Event()
 
     async def point(self) -> None:
-        """One more point; the chosen one never returns."""
+        """Count one more point; never return from the chosen one."""
         self.count += 1
         if self.blown.is_set() or self.count - 1 == self.at:
             self.blown.set()
@@ -90,7 +90,7 @@ class FusedFleet(Fleet):
 
 
 def fused(settings: GatewaySettings, fleet: Fleet, fuse: Fuse) -> Services:
-    """A gateway that stops at the fuse's point."""
+    """Return a gateway that stops at the fuse's point."""
 
     def open_fused(url: str) -> Database:
         db = FusedDatabase.open(url)
@@ -101,14 +101,8 @@ def fused(settings: GatewaySettings, fleet: Fleet, fuse: Fuse) -> Services:
     return build(settings, FusedFleet(fleet, fuse), SystemClock(), open_database=open_fused)
 
 
-async def drop(services: Services) -> None:
-    """What a SIGKILL leaves: a commit that was under way may still come through, and nothing else happens."""
-    await services.internals.context.background.stop()
-    services.close()
-
-
 async def story(services: Services) -> None:
-    """Every kind of change that a client can ask for."""
+    """Make every kind of change that a client can ask for."""
     await services.sandboxes.create(spec())
     await services.sandboxes.pause("a")
     await services.sandboxes.resume("a")
@@ -117,7 +111,7 @@ async def story(services: Services) -> None:
 
 
 async def first_life(settings: GatewaySettings, fleet: Fleet, node: FakeNode, fuse: Fuse) -> None:
-    """A node joins a healthy gateway, which is replaced by one that dies at the fuse's point."""
+    """Let a node join a healthy gateway, then replace that by one that dies at the fuse's point."""
     async with world(settings, fleet, SystemClock()) as healthy:
         joined = await healthy.join()
         node.node_id, node.sequence = joined.node_id, joined.sequence
@@ -139,7 +133,7 @@ async def _after(first: Awaitable[object], then: Callable[[], Awaitable[None]]) 
 
 
 async def settle(here: World, node: FakeNode) -> None:
-    """Whatever was left undone ends, without anybody asking."""
+    """Wait until whatever was left undone has ended, without anybody asking."""
     with contextlib.suppress(Exception):
         record = await here.services.sandboxes.get("a")
         if record.state in {S.PENDING, S.CREATING, S.DELETING}:
@@ -176,7 +170,7 @@ async def second_life(settings: GatewaySettings, fleet: Fleet, node: FakeNode, p
 
 
 @pytest.mark.timeout(300)
-async def test_dropped_at_any_point_it_comes_to_the_same_end(tmp_path: Path) -> None:
+async def test_a_gateway_killed_at_any_point_is_finished_by_the_next(tmp_path: Path) -> None:
     points = await how_many_points(tmp_path, None)
     assert points > 30
     for point in range(points):
@@ -185,48 +179,7 @@ async def test_dropped_at_any_point_it_comes_to_the_same_end(tmp_path: Path) -> 
         await second_life(settings, fleet, node, point)
 
 
-async def test_deadlines_survive_the_gateway(tmp_path: Path) -> None:
-    settings, fleet = settings_for(tmp_path), Fleet()
-    async with world(settings, fleet) as first:
-        await first.join()
-        await first.services.sandboxes.create(spec(ttl_seconds=600))
-        clock = first.moved
-        clock.advance(300)
-    clock.advance(200)
-    async with world(settings, fleet, clock) as second:
-        assert await second.state("a") is S.RUNNING
-        clock.advance(100)
-        await second.until("a", S.DELETED)
-    assert fleet.placed() == {"a": []} or fleet.placed() == {}
-
-
-async def test_a_starting_gateway_gives_its_nodes_their_full_time(tmp_path: Path) -> None:
-    settings, fleet = settings_for(tmp_path), Fleet()
-    async with world(settings, fleet) as first:
-        await first.join()
-        await first.services.sandboxes.create(spec())
-        clock = first.moved
-    clock.advance(100_000)
-    async with world(settings, fleet, clock) as second:
-        assert (await second.services.nodes.all()).nodes[0].state == "ready"
-        clock.advance(settings.unreachable_after - 1)
-        assert await second.state("a") is S.RUNNING
-        assert (await second.services.sandboxes.create(spec("b"))).sandbox.state is S.RUNNING
-
-
-class FailingDatabase(Database):
-    """A real database whose next writes fail as often as asked."""
-
-    failures = 0
-
-    async def write(self, fn: Callable[[Any], T]) -> T:
-        if self.failures:
-            self.failures -= 1
-            raise ApiError(ErrorCode.DISK_FULL, "the gateway's database cannot grow: its disk is full")
-        return await super().write(fn)
-
-
-async def test_a_full_disk_of_the_gateway_is_not_taken_for_the_sandboxs_failure(tmp_path: Path) -> None:
+async def test_a_full_disk_of_the_gateway_fails_no_sandbox(tmp_path: Path) -> None:
     settings, fleet = settings_for(tmp_path), Fleet()
     async with build(settings, fleet, SystemClock(), open_database=FailingDatabase.open) as services:
         here, db = World(services, fleet, SystemClock(), settings), services.internals.db
@@ -254,12 +207,12 @@ async def test_a_full_disk_of_the_gateway_is_not_taken_for_the_sandboxs_failure(
         assert (await services.sandboxes.page()).sandboxes == []
 
 
-async def test_idle_time_survives_the_gateway(tmp_path: Path) -> None:
+async def test_idle_time_survives_a_restart_of_the_gateway(tmp_path: Path) -> None:
     settings, fleet = settings_for(tmp_path), Fleet()
     async with world(settings, fleet) as first:
         node = await first.join()
         await first.services.sandboxes.create(spec(idle_seconds=600))
-        clock = first.moved
+        clock = first.manual_clock
         clock.advance(200)  # less than makes the silent node a lost one
         await first.services.sandboxes.route("a")
     clock.advance(500)

@@ -1,0 +1,150 @@
+"""Ends by time: ttl, disuse, leases, tombstones."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlmodel import Session
+
+from gateway.errors import ApiError
+from gateway.services.assembly import build
+from gateway.store import sandboxes
+from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason, SandboxState
+from tests.scenario.gateway.world import (
+    FailingDatabase,
+    Fleet,
+    ManualClock,
+    World,
+    refused,
+    settings_for,
+    spec,
+    world,
+)
+
+S = SandboxState
+TABLES = ("sandboxes", "sandbox_labels", "nodes", "tokens", "join_tokens")
+
+
+async def test_a_ttl_ends_the_sandbox(here: World) -> None:
+    node = await here.join()
+    record = (await here.services.sandboxes.create(spec(ttl_seconds=600))).sandbox
+    assert record.expires_at == record.created_at + timedelta(seconds=600)
+    here.manual_clock.advance(599)
+    await here.beat(node)
+    assert await here.state("a") is S.RUNNING
+    here.manual_clock.advance(1)
+    await here.until("a", S.DELETED)
+    assert (await here.services.sandboxes.get("a")).reason is DeathReason.TTL
+    assert node.have == {}
+
+
+async def test_a_jump_of_the_wall_clock_deletes_nothing(here: World) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec(ttl_seconds=600, idle_seconds=600))
+    here.manual_clock.jump(days=400)
+    here.manual_clock.advance(1)
+    await here.beat(node)
+    await here.beat(node)
+    assert await here.state("a") is S.RUNNING
+    assert (await here.services.nodes.all()).nodes[0].state == "ready"
+
+
+async def test_a_ttl_also_ends_a_wait(here: World) -> None:
+    create = asyncio.create_task(here.services.sandboxes.create(spec(ttl_seconds=5)))
+    await here.until("a", S.PENDING)
+    await here.manual_clock.someone_sleeps(5)
+    here.manual_clock.advance(5)
+    with pytest.raises(ApiError) as caught:
+        await create
+    assert (caught.value.code, caught.value.details["reason"]) == (ErrorCode.SANDBOX_NOT_RUNNING, DeathReason.TTL)
+
+
+async def test_an_idle_sandbox_is_deleted_once_its_node_reports_no_exec(here: World) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec(idle_seconds=60))
+    here.manual_clock.advance(59)
+    await here.services.sandboxes.route("a")
+    here.manual_clock.advance(59)
+    await here.beat(node)
+    assert await here.state("a") is S.RUNNING
+    here.manual_clock.advance(1)
+    await here.beat(node, a=1)  # an exec runs
+    here.manual_clock.advance(59)
+    await here.beat(node)
+    assert await here.state("a") is S.RUNNING
+    here.manual_clock.advance(1)
+    await here.beat(node)
+    await here.until("a", S.DELETED)
+    assert (await here.services.sandboxes.get("a")).reason is DeathReason.IDLE
+
+
+async def test_tombstones_are_purged_after_a_day(here: World) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec())
+    await here.services.sandboxes.delete("a")
+    await here.services.nodes.remove(node.node_id)
+    expiry, db = here.services.internals.expiry, here.services.internals.db
+    here.manual_clock.advance(here.settings.tombstone_seconds - 1)
+    await expiry.purge()
+    assert await here.state("a") is S.DELETED
+    here.manual_clock.advance(3602)  # the join token ran for an hour
+    await expiry.purge()
+
+    def count(session: Session) -> dict[str, int]:
+        return {name: session.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in TABLES}
+
+    left = await db.read(count)
+    assert left == dict.fromkeys(TABLES, 0)
+
+
+async def test_a_wait_that_nobody_renews_fails_and_a_later_create_starts_afresh(here: World) -> None:
+    create = asyncio.create_task(here.services.sandboxes.create(spec()))
+    await here.until("a", S.PENDING)
+    create.cancel()
+    await asyncio.gather(create, return_exceptions=True)
+    here.manual_clock.advance(here.settings.pending_lease)
+    await here.until("a", S.FAILED)
+    record = await here.services.sandboxes.get("a")
+    assert record.reason is DeathReason.EVICTED
+    assert (await here.services.capacity.demand()).waiting == []
+    await here.join()
+    again = (await here.services.sandboxes.create(spec())).sandbox
+    assert (again.state, again.generation, again.reason) == (S.RUNNING, 2, None)
+
+
+async def test_ttls_survive_a_restart_of_the_gateway(tmp_path: Path) -> None:
+    settings, fleet = settings_for(tmp_path), Fleet()
+    async with world(settings, fleet) as first:
+        await first.join()
+        await first.services.sandboxes.create(spec(ttl_seconds=600))
+        clock = first.manual_clock
+        clock.advance(300)
+    clock.advance(200)
+    async with world(settings, fleet, clock) as second:
+        assert await second.state("a") is S.RUNNING
+        clock.advance(100)
+        await second.until("a", S.DELETED)
+    assert fleet.placed() == {"a": []} or fleet.placed() == {}
+
+
+async def test_activity_that_a_full_disk_refused_is_written_later(tmp_path: Path) -> None:
+    settings, fleet, clock = settings_for(tmp_path), Fleet(), ManualClock()
+    async with build(settings, fleet, clock, open_database=FailingDatabase.open) as services:
+        here, db, activity = World(services, fleet, clock, settings), services.internals.db, services.internals.activity
+        assert isinstance(db, FailingDatabase)
+        await here.join()
+        await here.services.sandboxes.create(spec())
+        clock.advance(10)
+        here.services.sandboxes.touch("a")
+        used = clock.now()
+        db.failures = 1
+        with refused(ErrorCode.DISK_FULL):
+            await activity.flush()
+        clock.advance(5)
+        await activity.flush()
+        row = await db.read(lambda session: sandboxes.get(session, "a"))
+        assert row is not None
+        assert row.active_at == used
