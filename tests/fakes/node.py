@@ -32,13 +32,13 @@ class NodeUnderTest:
     session: requests.Session
 
     def call(self, method: str, path: str, **options: object) -> requests.Response:
-        """One call with the control token."""
+        """Make one call with the control token."""
         return self.session.request(method, self.url + path, timeout=40, **options)  # type: ignore[arg-type]
 
     def create(
         self, sandbox_id: str, *, generation: int = 1, runtime: str = "runsc", **spec: object
     ) -> requests.Response:
-        """Orders a sandbox."""
+        """Order a sandbox."""
         order = {
             "generation": generation,
             "operation_id": f"op-{generation}",
@@ -48,24 +48,24 @@ class NodeUnderTest:
         return self.call("PUT", f"/v1/sandboxes/{sandbox_id}", json=order)
 
     def delete(self, sandbox_id: str, generation: int = 1) -> requests.Response:
-        """Deletes a sandbox."""
+        """Delete a sandbox."""
         return self.call("DELETE", f"/v1/sandboxes/{sandbox_id}?generation={generation}")
 
     def exec(
         self, sandbox_id: str, command: list[str], *, wait: float = 20, generation: int = 1, **wish: object
     ) -> requests.Response:
-        """Starts a session."""
+        """Start a session."""
         session = f"exec-{uuid4().hex}.{generation}.{sandbox_id}"
         order = {"session_id": session, "generation": generation, "exec": {"command": command} | wish}
         return self.call("POST", f"/v1/sandboxes/{sandbox_id}/exec", params={"wait_seconds": wait}, json=order)
 
     def remove_all(self) -> None:
-        """Leaves no process of a fake sandbox behind."""
+        """Leave no process of a fake sandbox behind."""
         for sandbox in self.runtime.found():
             self.runtime.delete(sandbox.order.sandbox_id)
 
     def events(self, session: str, after: int = 0, *, wait: float = 20, limit: int = 1000) -> dict[str, object]:
-        """One read of events."""
+        """Return one read of events."""
         query = {"after": after, "wait_seconds": wait, "limit": limit}
         answer = self.call("GET", f"/v1/exec/{session}/events", params=query)
         assert answer.status_code == 200, answer.text

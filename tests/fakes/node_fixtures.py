@@ -10,7 +10,7 @@ from tests.fakes.node import NodeUnderTest, served
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeUnderTest]:
-    """A node that the tests of a module share."""
+    """Serve a node that the tests of a module share."""
     with served(tmp_path_factory.mktemp("node")) as under_test:
         yield under_test
         under_test.remove_all()
@@ -18,7 +18,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeUnderTest]:
 
 @pytest.fixture(scope="module")
 def box(node: NodeUnderTest) -> str:
-    """A running sandbox that the tests of a module share."""
+    """Return a running sandbox that the tests of a module share."""
     answer = node.create("box")
     assert answer.status_code == 200, answer.text
     return "box"
@@ -26,5 +26,5 @@ def box(node: NodeUnderTest) -> str:
 
 @pytest.fixture
 def fresh() -> str:
-    """An id that no test has used."""
+    """Return an id that no test has used."""
     return f"s-{uuid4().hex[:8]}"

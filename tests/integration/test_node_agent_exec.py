@@ -34,7 +34,7 @@ def started(answer: requests.Response) -> Json:
 
 
 def all_events(node: NodeUnderTest, session: str) -> list[Json]:
-    """Everything until the end, by long-poll."""
+    """Return everything until the end, by long-poll."""
     events: list[Json] = []
     while True:
         body: Any = node.events(session, len(events))

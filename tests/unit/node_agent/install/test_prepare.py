@@ -28,7 +28,7 @@ OWN = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A file system with a node in it."""
+    """Return a file system with a node in it."""
     for name in (*KEPT, *KEPT_TOO, *OWN, "etc/machine-id"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
