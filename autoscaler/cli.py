@@ -19,6 +19,7 @@ from rich.table import Table
 from autoscaler import describe, main
 from autoscaler.clock import DaemonClock
 from autoscaler.core import cost
+from autoscaler.errors import AutoscalerError
 from autoscaler.reconcile import TickReport
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.user_data import ucloud_init_script
@@ -231,7 +232,7 @@ def _click_errors() -> Iterator[None]:
     """Translate what stops a command into click's exception: one sentence and exit code 1."""
     try:
         yield
-    except (ConfigurationError, main.AutoscalerError) as error:
+    except (ConfigurationError, AutoscalerError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -21,13 +21,11 @@ from typing import IO, Final
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from autoscaler.errors import LockedError
+
 # struct flock of Linux on 64-bit machines: type, whence, start, length, process id.
 _FLOCK: Final = "hhqqi4x"
 _WHOLE: Final = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-
-
-class LockedError(Exception):
-    """Another process holds the lock; the message names it."""
 
 
 @contextlib.contextmanager

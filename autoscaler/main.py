@@ -12,15 +12,14 @@ from autoscaler import lock, teardown, user_data
 from autoscaler.clock import ClockAnchor, ClockGuard, DaemonClock
 from autoscaler.core.pools import misfits
 from autoscaler.daemon import Daemon
+from autoscaler.errors import AutoscalerError, LockedError
 from autoscaler.executor import Executor
 from autoscaler.lanes import ThreadLanes
 from autoscaler.observe import Observer
 from autoscaler.provider_polling import Pace
 from autoscaler.reconcile import Reconciler
 from autoscaler.settings import AutoscalerSettings
-from autoscaler.store.db import JournalError
 from autoscaler.store.journal import Journal
-from autoscaler.user_data import UserDataError
 from gateway.client import GatewayClient
 from providers import registry
 from providers.base import ComputeProvider
@@ -29,10 +28,6 @@ from providers.base import SettingsError as ProviderSettingsError
 log = logging.getLogger(__name__)
 
 ANCHOR: Final = "clock.json"
-
-
-class AutoscalerError(Exception):
-    """The autoscaler cannot start; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +58,8 @@ def assembled(
     providers = make_providers(settings, environ)
     _refuse_misfits(settings, providers)
     gateway = GatewayClient(settings.gateway_url, _token(settings), attempts=1)
-    try:
-        templates = {pool.name: user_data.launch_template(pool, settings, gateway) for pool in settings.pools}
-        policy = user_data.fleet_policy(settings)
-    except UserDataError as error:
-        raise AutoscalerError(str(error)) from error
+    templates = {pool.name: user_data.launch_template(pool, settings, gateway) for pool in settings.pools}
+    policy = user_data.fleet_policy(settings)
     clock = DaemonClock()
     journal = read_journal(settings) if once else open_journal(settings)
     lanes = ThreadLanes()
@@ -105,11 +97,8 @@ def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bo
     with locked(settings), assembled(settings, environ, execute=execute) as parts:
         mode = "executing" if execute else "observing only"
         log.info("autoscaler of %s: %d pools, %s", settings.deployment, len(settings.pools), mode)
-        try:
-            with lock.held_in_database(parts.journal.engine, settings.deployment) as verify_lock:
-                _daemon(parts.reconciler, verify_lock if execute else _no_op, settings, execute=execute).run()
-        except lock.LockedError as error:
-            raise AutoscalerError(str(error)) from error
+        with lock.held_in_database(parts.journal.engine, settings.deployment) as verify_lock:
+            _daemon(parts.reconciler, verify_lock if execute else _no_op, settings, execute=execute).run()
 
 
 def _daemon(
@@ -118,7 +107,7 @@ def _daemon(
     def tick(is_stopping: Callable[[], bool]) -> object:
         try:
             verify_lock()
-        except lock.LockedError as error:
+        except LockedError as error:
             # Another one may act from here on, so this one ends as if it had been asked to.
             log.error("%s", error)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -138,8 +127,6 @@ def locked(settings: AutoscalerSettings) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock.held(settings.lock))
-        except lock.LockedError as error:
-            raise AutoscalerError(str(error)) from error
         except OSError as error:
             raise AutoscalerError(f"the state directory {settings.state_dir} cannot be used: {error}") from error
         yield
@@ -216,8 +203,8 @@ def open_journal(settings: AutoscalerSettings) -> Journal:
     try:
         settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Journal.open(settings.url)
-    except (JournalError, OSError) as error:
-        raise AutoscalerError(str(error)) from error
+    except OSError as error:
+        raise AutoscalerError(f"the journal cannot be opened: {error}") from error
 
 
 def read_journal(settings: AutoscalerSettings) -> Journal:
@@ -228,8 +215,6 @@ def read_journal(settings: AutoscalerSettings) -> Journal:
     """
     try:
         return Journal.open_copy(settings.url)
-    except JournalError as error:
-        raise AutoscalerError(str(error)) from error
     except OSError as error:
         why = f"{error.strerror}; run this as the user who owns {settings.state_dir}"
         raise AutoscalerError(f"the journal cannot be read: {why}") from error

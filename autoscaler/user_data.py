@@ -18,6 +18,7 @@ from typing import Final
 import tomli_w
 
 from autoscaler.core.pools import FleetPolicy
+from autoscaler.errors import UserDataError
 from autoscaler.settings import AutoscalerSettings, PoolSettings
 from gateway.client import GatewayClient
 
@@ -31,10 +32,6 @@ STAGES: Final = "/run/sandbox-fleet/boot-stages"
 DIGEST_DIGITS: Final = 12
 """Of the digest of what a pool's machines are made from."""
 _TEMPLATES: Final = files("autoscaler") / "templates"
-
-
-class UserDataError(Exception):
-    """A machine cannot be told what it needs; the message says what is missing or too long."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import StaticPool
 
+from autoscaler.errors import JournalError
+
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_SECONDS: Final = 10
-
-
-class JournalError(Exception):
-    """The journal cannot be used; the message says why and what to do."""
 
 
 def open_engine(url: str) -> Engine:

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, text
 from autoscaler import lock
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import Intent
+from autoscaler.errors import LockedError
 from autoscaler.store.db import open_engine
 from autoscaler.store.journal import Journal
 
@@ -22,7 +23,7 @@ def engine(postgres_url: str) -> Iterator[Engine]:
 def test_the_second_of_a_deployment_is_refused_and_another_deployment_is_not(engine: Engine) -> None:
     with lock.held_in_database(engine, "one") as assure:
         assure()
-        with pytest.raises(lock.LockedError, match="another autoscaler of one"), lock.held_in_database(engine, "one"):
+        with pytest.raises(LockedError, match="another autoscaler of one"), lock.held_in_database(engine, "one"):
             raise AssertionError
         with lock.held_in_database(engine, "two"):
             pass
@@ -36,7 +37,7 @@ def test_a_lost_connection_is_a_lost_lock(engine: Engine) -> None:
             other.execute(
                 text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'"),
             )
-        with pytest.raises(lock.LockedError, match="is lost"):
+        with pytest.raises(LockedError, match="is lost"):
             assure()
 
 

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from autoscaler import lock
 from autoscaler.core import naming
 from autoscaler.core.pools import FleetPolicy
+from autoscaler.errors import LockedError
 from autoscaler.provider_polling import Pace
 from autoscaler.reconcile import TickReport
 from autoscaler.store.journal import Journal
@@ -138,7 +139,7 @@ class Audited(Fleet):
         try:
             with lock.held(self._lock):
                 must(1, False, "two autoscalers act at once")
-        except lock.LockedError:
+        except LockedError:
             return
 
     def tick(self, seconds: float = TICK) -> TickReport:

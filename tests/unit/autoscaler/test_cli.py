@@ -14,7 +14,8 @@ from sqlalchemy import create_engine
 from typer.testing import CliRunner, Result
 
 from autoscaler.cli import app, checks
-from autoscaler.main import AutoscalerError, read_journal
+from autoscaler.errors import AutoscalerError
+from autoscaler.main import read_journal
 from autoscaler.settings import AutoscalerSettings
 from autoscaler.store.db import MIGRATIONS
 from autoscaler.store.journal import Journal

@@ -13,7 +13,7 @@ from autoscaler.core.actions import Adopt, BootExtended, Learn, Move
 from autoscaler.core.backoff import FORGET_SECONDS
 from autoscaler.core.states import IntentState, IntentTransitionError
 from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, Intent
-from autoscaler.store.db import JournalError
+from autoscaler.errors import JournalError
 from autoscaler.store.journal import EVENTS_KEPT, GONE_KEPT_SECONDS, Journal
 from autoscaler.store.tables import Row
 from gateway.wire.resources import Shape

@@ -10,13 +10,14 @@ from typing import IO
 import pytest
 
 from autoscaler import lock
+from autoscaler.errors import LockedError
 
 
 def test_a_second_holder_is_refused_and_the_first_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a" / "lock"
     assert lock.owner(path) is None
     with lock.held(path):
-        with pytest.raises(lock.LockedError, match=f"process {os.getpid()}, since .*; stop it first"), lock.held(path):
+        with pytest.raises(LockedError, match=f"process {os.getpid()}, since .*; stop it first"), lock.held(path):
             raise AssertionError
         assert str(os.getpid()) in str(lock.owner(path))
     assert lock.owner(path) is None
@@ -53,7 +54,7 @@ with lock.held(Path({str(path)!r})): print('held', flush=True); sys.stdin.read()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
-        with pytest.raises(lock.LockedError, match=f"process {child.pid}"), lock.held(path):
+        with pytest.raises(LockedError, match=f"process {child.pid}"), lock.held(path):
             raise AssertionError
         child.kill()
         child.wait(timeout=30)

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from autoscaler import user_data
-from autoscaler.user_data import NodeBoot, UserDataError, for_cloud_init, for_local, renderer
+from autoscaler.errors import UserDataError
+from autoscaler.user_data import NodeBoot, for_cloud_init, for_local, renderer
 from providers.base import USER_DATA_LABEL
 
 DIGEST = "5" * 64
