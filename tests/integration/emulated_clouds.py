@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from autoscaler.user_data import ucloud_init_script
 from providers.base import OPERATION_LABEL, POOL_LABEL
-from tests.fakes import hetzner
 from tests.fakes.booting import Booter
+from tests.fakes.hetzner.control import Control
+from tests.fakes.hetzner.emulator import emulator
 from tests.fakes.ucloud import lab
 from tests.fakes.ucloud.auth import API_TOKEN, CACHE_SECONDS, PROJECT
 
@@ -61,7 +62,7 @@ class Cloud(Protocol):
 class Hetzner:
     name = "hetzner"
 
-    def __init__(self, control: hetzner.Control) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
         self.environ = {"HCLOUD_TOKEN": control.token}
         self.provider: dict[str, object] = {
@@ -188,7 +189,7 @@ def _of(pool: str, labels: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def hetzner_cloud(booter: Booter) -> Iterator[Hetzner]:
-    with hetzner.emulator(pace=SPEED, booter=booter) as control:
+    with emulator(pace=SPEED, booter=booter) as control:
         yield Hetzner(control)
 
 

@@ -7,7 +7,8 @@ import pytest
 from providers.base import Instance
 from providers.hetzner.provider import HetznerProvider
 from providers.testing.contract import Harness, ProviderContract
-from tests.fakes.hetzner import Control, emulator
+from tests.fakes.hetzner.control import Control
+from tests.fakes.hetzner.emulator import emulator
 
 
 class HetznerHarness(Harness):

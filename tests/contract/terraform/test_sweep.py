@@ -14,7 +14,8 @@ from autoscaler.core import naming
 from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, ROLE_LABEL, Create
 from providers.hetzner.provider import HetznerProvider
 from tests.contract.terraform.conftest import TERRAFORM, Workspace
-from tests.fakes.hetzner import Control, emulator
+from tests.fakes.hetzner.control import Control
+from tests.fakes.hetzner.emulator import emulator
 
 SWEEP = TERRAFORM / "modules" / "hetzner" / "sweep.py"
 HOST = "192.0.2.10"

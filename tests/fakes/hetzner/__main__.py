@@ -7,19 +7,18 @@ server that it booted.  ``--booter module:factory`` takes a `Booter` of one's ow
 """
 
 import argparse
-import importlib
 import json
 import shlex
 import signal
 import threading
 from pathlib import Path
 
-from tests.fakes.hetzner.booter import Booter, CommandBooter
+from tests.fakes.booting import Booter, CommandBooter, booter_from
 from tests.fakes.hetzner.emulator import TOKEN, emulator
 
 
 def main() -> None:
-    """Runs until it is told to end."""
+    """Run until a signal ends it."""
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.hetzner")
     parser.add_argument("--pace", type=float, default=1.0, help="emulated seconds per real one; 0 stands still")
     parser.add_argument("--api-port", type=int, default=0)
@@ -29,11 +28,8 @@ def main() -> None:
     parser.add_argument("--booter", help="module:factory of a Booter")
     parser.add_argument("--root", type=Path, help="directory for servers' files")
     given = parser.parse_args()
-    booter: Booter | None = None
-    if given.booter is not None:
-        module, _, factory = given.booter.partition(":")
-        booter = getattr(importlib.import_module(module), factory)()
-    elif given.boot is not None:
+    booter: Booter | None = booter_from(given.booter)
+    if given.boot is not None:
         booter = CommandBooter(shlex.split(given.boot), given.root)
     ended = threading.Event()
     for sign in (signal.SIGTERM, signal.SIGINT):

@@ -1,77 +1,71 @@
-"""The control port of the emulator, and the handle on it that tests hold.
+"""The control port of the emulator, and a test's handle on it."""
 
-Everything crosses HTTP, so a test sees the same whether the emulator is a thread or a process.
-"""
-
-import dataclasses
-import json
-import urllib.request
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from providers.base import OPERATION_LABEL
-from tests.fakes.hetzner.cloud import Cloud
-from tests.fakes.hetzner.faults import Fault, Script
-from tests.fakes.hetzner.http import Handler
-from tests.fakes.hetzner.refused import RefusedError
+from tests.fakes.emulation import ControlClient
+from tests.fakes.hetzner.api import Api, Fault
 from tests.fakes.hetzner.state import Row
 
 
-class ControlHandler(Handler):
-    """``POST /<verb>`` with a JSON object."""
+class ControlPort:
+    """Each method is one verb."""
 
-    cloud: ClassVar[Cloud]
-    script: ClassVar[Script]
-    changed: ClassVar[Callable[[], None]]
+    def __init__(self, api: Api) -> None:
+        self.cloud, self.faults = api.cloud, api.faults
 
-    def do_POST(self) -> None:  # noqa: N802 - the base class names it
-        verb = getattr(self, f"_{self.path.strip('/')}", None)
-        try:
-            if verb is None:
-                raise RefusedError(404, "not_found", f"no verb {self.path}")
-            with self.cloud.state.lock:
-                self.cloud.state.settle()
-                answer = verb(**self.body())
-                self.cloud.state.settle()
-            type(self).changed()
-        except (RefusedError, TypeError, ValueError, KeyError, AttributeError) as error:
-            return self.answer(400, json.dumps({"error": f"{type(error).__name__}: {error}"}).encode(), {})
-        return self.answer(200, json.dumps(answer if answer is not None else {}).encode(), {})
+    def verbs(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            verb.__name__: verb
+            for verb in (
+                self.advance,
+                self.fault,
+                self.calm,
+                self.knobs,
+                self.budget,
+                self.offer,
+                self.withdraw,
+                self.add,
+                self.server,
+                self.audit,
+            )
+        }
 
-    def _advance(self, seconds: float) -> Row:
+    def advance(self, seconds: float) -> Row:
         self.cloud.state.clock.advance(seconds)
-        return {"now": self.cloud.state.clock.now()}
+        return {"now": self.cloud.state.clock.now}
 
-    def _fault(self, **fields: Any) -> None:
-        self.script.add(Fault(**fields))
+    def fault(self, **fields: Any) -> None:
+        self.faults.add(Fault(**fields))
 
-    def _calm(self) -> None:
-        self.script.clear()
+    def calm(self) -> None:
+        self.faults.clear()
 
-    def _knobs(self, **values: Any) -> None:
+    def knobs(self, **values: Any) -> None:
         for name, value in values.items():
             if not hasattr(self.cloud.state.knobs, name):
                 raise ValueError(f"no knob {name}")
             setattr(self.cloud.state.knobs, name, value)
 
-    def _budget(self, left: float) -> None:
+    def budget(self, left: float) -> None:
         self.cloud.state.bucket.left = left
-        self.cloud.state.bucket.at = self.cloud.state.clock.now()
+        self.cloud.state.bucket.at = self.cloud.state.clock.now
 
-    def _offer(self, type: str, location: str, **changes: Any) -> None:
+    def offer(self, type: str, location: str, **changes: Any) -> None:
         """Changes ``available`` or ``deprecation`` of a type in a location."""
         (row,) = [row for row in self.cloud.state.types if row["name"] == type]
         (there,) = [place for place in row["locations"] if place["name"] == location]
         there.update(changes)
 
-    def _withdraw(self, type: str) -> None:
+    def withdraw(self, type: str) -> None:
         """Takes a type out of the catalogue for good."""
         self.cloud.state.types[:] = [row for row in self.cloud.state.types if row["name"] != type]
 
-    def _add(self, kind: str, row: Mapping[str, Any]) -> Row:
+    def add(self, kind: str, row: Mapping[str, Any]) -> Row:
         return self.cloud.add(kind, row)
 
-    def _server(self, name: str, **changes: Any) -> None:
+    def server(self, name: str, **changes: Any) -> None:
         """Changes a server behind everybody's back: ``status``, ``labels``, ``protected``."""
         server = self.cloud.servers.named(name)
         if server is None:
@@ -81,48 +75,33 @@ class ControlHandler(Handler):
         for key, value in changes.items():
             setattr(server, key, value)
 
-    def _audit(self) -> Row:
+    def audit(self) -> Row:
         state = self.cloud.state
         kinds = ("volumes", "primary_ips", "floating_ips", "images")
         return {
-            "now": state.clock.now(),
+            "now": state.clock.now,
             "calls": state.calls,
             "servers": self.cloud.servers.audit(),
             **{kind: list(state.rows[kind].values()) for kind in kinds},
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Control:
-    """The handle on a running emulator."""
+class Control(ControlClient):
+    """The handle on a running emulator.
 
-    url: str
-    """Of the control port."""
-    api: str
-    """Of the API, with its version."""
-    token: str
+    Args:
+        url: of the control port.
+        api: of the API, with its version.
+        token: the project's only API token.
+    """
 
-    def ask(self, verb: str, **fields: Any) -> Row:
-        """Any verb; see `ControlHandler`."""
-        request = urllib.request.Request(
-            f"{self.url}/{verb}",
-            data=json.dumps(fields).encode(),
-            headers={"Content-Type": "application/json", "Connection": "close"},
-            method="POST",
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                found: Row = json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise ValueError(error.read().decode()) from None
-        return found
-
-    def advance(self, seconds: float) -> None:
-        self.ask("advance", seconds=seconds)
+    def __init__(self, url: str, api: str, token: str) -> None:
+        super().__init__(url)
+        self.api = api
+        self.token = token
 
     def fault(self, do: str, on: str = "*", **fields: Any) -> None:
-        """One more line of the fault script; see `faults.Fault`."""
+        """One more line of the fault script; see `api.Fault`."""
         self.ask("fault", do=do, on=on, **fields)
 
     def calm(self) -> None:
@@ -139,7 +118,8 @@ class Control:
 
     def audit(self) -> Row:
         """The truth: every server that there ever was, what it was billed, side resources, and calls."""
-        return self.ask("audit")
+        found: Row = self.ask("audit")
+        return found
 
     def made(self, operation: str, label: str = OPERATION_LABEL) -> list[Row]:
         """Every server that was ever made for an operation."""

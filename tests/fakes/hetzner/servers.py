@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fakes.booting import Booter
 from tests.fakes.hetzner import catalogue
-from tests.fakes.hetzner.booter import Booter, Machine
-from tests.fakes.hetzner.clock import iso
-from tests.fakes.hetzner.labels import problem_with
-from tests.fakes.hetzner.refused import RefusedError, invalid, not_found
-from tests.fakes.hetzner.state import Row, State
+from tests.fakes.hetzner.state import RefusedError, Row, State, invalid, iso, not_found, problem_with
 
 HOST_NAME = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -44,10 +41,29 @@ class Server:
     booted: bool = False
 
 
+@dataclass(frozen=True)
+class BootedServer:
+    """A server as a `Booter` needs it."""
+
+    id: int
+    name: str
+    user_data: str
+    """Byte for byte as it was ordered."""
+    ipv4: str
+    private_ip: str | None
+    server_type: str
+    cores: int
+    memory_gb: float
+    disk_gb: float
+    location: str
+    image: str
+    gpus: int = 0
+
+
 class Servers:
     """All servers of the project."""
 
-    def __init__(self, state: State, booter: Booter) -> None:
+    def __init__(self, state: State, booter: Booter | None) -> None:
         self._state = state
         self._booter = booter
         self.all: dict[int, Server] = {}
@@ -104,7 +120,7 @@ class Servers:
 
     def audit(self) -> list[Row]:
         """The truth about every server that there ever was."""
-        now = self._state.clock.now()
+        now = self._state.clock.now
         return [
             {
                 "id": server.id,
@@ -150,7 +166,7 @@ class Servers:
             image=image,
             labels=dict(body.get("labels") or {}),
             user_data=user_data,
-            created=state.clock.now(),
+            created=state.clock.now,
             stuck_at=stuck_at,
             networks=self._networks(body.get("networks") or []),
         )
@@ -221,7 +237,7 @@ class Servers:
             if family == "ipv6":
                 ip = f"2001:db8:{number % 65536:x}::/64"
             else:
-                ip = self._booter.address(server.name) or f"203.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
+                ip = self._wanted_address(server) or f"203.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}"
             given = {
                 "id": number,
                 "name": f"primary_ip-{number}",
@@ -237,9 +253,12 @@ class Servers:
             self._state.add("primary_ips", given)
             server.ips[family] = number
 
+    def _wanted_address(self, server: Server) -> str | None:
+        return self._booter.address(server.name) if self._booter is not None else None
+
     def _come_up(self, server: Server) -> list[Row]:
         """The states of a newborn: each is there as late as the knobs say, or for ever where it is stuck."""
-        knobs, now = self._state.knobs, self._state.clock.now()
+        knobs, now = self._state.knobs, self._state.clock.now
         off_at = now + knobs.create_seconds
         start_at, run_at = off_at + knobs.off_seconds, off_at + knobs.off_seconds + knobs.start_seconds
         error = {"code": "server_error", "message": "start failed"} if knobs.start_fails else None
@@ -247,12 +266,12 @@ class Servers:
         started = self._state.action("start_server", server.id, run_at - now, error)
         nets = [self._state.action("attach_to_network", server.id, start_at - now) for _ in server.networks]
         server.working += 1
-        self._state.at(off_at, lambda: self._move(server, "off"))
-        self._state.at(start_at, lambda: self._attach(server))
+        self._state.clock.after(off_at - now, lambda: self._move(server, "off"))
+        self._state.clock.after(start_at - now, lambda: self._attach(server))
         if not knobs.start_fails:
-            self._state.at(start_at, lambda: self._move(server, "starting"))
-            self._state.at(run_at, lambda: self._move(server, "running"))
-        self._state.at(run_at, lambda: self._release(server))
+            self._state.clock.after(start_at - now, lambda: self._move(server, "starting"))
+            self._state.clock.after(run_at - now, lambda: self._move(server, "running"))
+        self._state.clock.after(run_at - now, lambda: self._release(server))
         return [made, started, *nets]
 
     def _release(self, server: Server) -> None:
@@ -275,8 +294,9 @@ class Servers:
         server.status = to
         if to == "running" and not server.booted:
             server.booted = True
-            machine = self.machine(server)
-            self._state.effects.put(lambda: self._booter.boot(machine))
+            if (booter := self._booter) is not None:
+                machine = self.machine(server)
+                self._state.effects.put(lambda: booter.boot(machine))
         if to in ("off", "deleting", "rebuilding"):
             self._stop(server)
 
@@ -292,8 +312,8 @@ class Servers:
             self._stop(server)
         seconds = self._state.knobs.start_seconds
         server.working += 1
-        self._state.at(self._state.clock.now() + seconds, lambda: self._move(server, to))
-        self._state.at(self._state.clock.now() + seconds, lambda: self._release(server))
+        self._state.clock.after(seconds, lambda: self._move(server, to))
+        self._state.clock.after(seconds, lambda: self._release(server))
         return {"action": self._state.action(f"{command}_server", server.id, seconds)}
 
     def delete(self, server: Server) -> Row:
@@ -306,7 +326,7 @@ class Servers:
         seconds = self._state.knobs.delete_seconds
         self.put(server, "deleting")
         if server.stuck_at != "deleting":
-            self._state.at(self._state.clock.now() + seconds, lambda: self.remove(server))
+            self._state.clock.after(seconds, lambda: self.remove(server))
         return {"action": self._state.action("delete_server", server.id, seconds)}
 
     def remove(self, server: Server) -> None:
@@ -314,7 +334,7 @@ class Servers:
         if server.gone_at is not None:
             return
         self._stop(server)
-        server.gone_at = self._state.clock.now()
+        server.gone_at = self._state.clock.now
         for kind, key in (("primary_ips", "assignee_id"), ("volumes", "server"), ("floating_ips", "server")):
             for row in list(self._state.rows[kind].values()):
                 if row.get(key) == server.id:
@@ -329,12 +349,13 @@ class Servers:
     def _stop(self, server: Server) -> None:
         if server.booted:
             server.booted = False
-            name = server.name
-            self._state.effects.put(lambda: self._booter.stop(name))
+            if (booter := self._booter) is not None:
+                name = server.name
+                self._state.effects.put(lambda: booter.stop(name))
 
-    def machine(self, server: Server) -> Machine:
+    def machine(self, server: Server) -> BootedServer:
         ipv4 = self._state.rows["primary_ips"].get(server.ips.get("ipv4", 0), {}).get("ip", "")
-        return Machine(
+        return BootedServer(
             id=server.id,
             name=server.name,
             user_data=server.user_data,

@@ -1,19 +1,117 @@
-"""What the emulated project holds, its time, and its generic rows."""
+"""What the emulated project holds: generic rows, with the API's rules for labels, selectors, pages and errors."""
 
-import heapq
 import itertools
-import queue
+import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
+from tests.fakes.booting import Effects
+from tests.fakes.emulation import Clock
 from tests.fakes.hetzner import catalogue
-from tests.fakes.hetzner.clock import Clock, iso
-from tests.fakes.hetzner.labels import BadSelectorError, problem_with, selector
-from tests.fakes.hetzner.refused import RefusedError, invalid, not_found
 
 Row = dict[str, Any]
+
+
+def iso(at: float) -> str:
+    """Return a time as the API writes it: whole seconds."""
+    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+class RefusedError(Exception):
+    """Status and body of an answer that is no good one."""
+
+    def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.details = details
+
+    def body(self) -> dict[str, Any]:
+        return {"error": {"code": self.code, "message": self.message, "details": self.details}}
+
+
+def not_found(what: str) -> RefusedError:
+    return RefusedError(404, "not_found", f"{what} not found")
+
+
+def invalid(field: str, message: str) -> RefusedError:
+    details = {"fields": [{"name": field, "messages": [message]}]}
+    return RefusedError(422, "invalid_input", f"invalid input in field '{field}': {message}", details)
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_KEY = re.compile(rf"(?:(?P<prefix>[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)/)?{_PART}")
+_VALUE = re.compile(rf"(?:{_PART})?")
+_SET = re.compile(r"(?P<key>\S+)\s+(?P<how>in|notin)\s*\((?P<values>[^()]*)\)")
+_COMMA = re.compile(r",(?![^(]*\))")
+
+LabelTest = Callable[[Mapping[str, str]], bool]
+
+
+class BadSelectorError(ValueError):
+    """It is not in the grammar."""
+
+
+def problem_with(labels: object) -> str | None:
+    """What is wrong with the labels of a request."""
+    if not isinstance(labels, dict):
+        return "labels must be an object"
+    for key, value in labels.items():
+        if _KEY.fullmatch(key) is None or key.startswith("hetzner.cloud/"):
+            return f"label key {key!r} is not correctly formatted"
+        if not isinstance(value, str) or _VALUE.fullmatch(value) is None:
+            return f"label value {value!r} is not correctly formatted"
+    return None
+
+
+def selector(text: str) -> LabelTest:
+    """The test that a selector stands for."""
+    tests = [_term(term.strip()) for term in _COMMA.split(text)] if text.strip() else []
+    return lambda labels: all(test(labels) for test in tests)
+
+
+def _term(term: str) -> LabelTest:
+    if (found := _SET.fullmatch(term)) is not None:
+        key = _key(found["key"])
+        values = {_value(value.strip()) for value in found["values"].split(",")}
+        if found["how"] == "in":
+            return lambda labels: labels.get(key) in values
+        return lambda labels: labels.get(key) not in values
+    for sign, wanted in (("!=", False), ("==", True), ("=", True)):
+        if sign in term:
+            left, _, right = term.partition(sign)
+            key, value = _key(left.strip()), _value(right.strip())
+            return lambda labels: (labels.get(key) == value) is wanted
+    if term.startswith("!"):
+        key = _key(term[1:])
+        return lambda labels: key not in labels
+    key = _key(term)
+    return lambda labels: key in labels
+
+
+def _key(text: str) -> str:
+    if _KEY.fullmatch(text) is None:
+        raise BadSelectorError(f"label selector key {text!r}")
+    return text
+
+
+def _value(text: str) -> str:
+    if _VALUE.fullmatch(text) is None:
+        raise BadSelectorError(f"label selector value {text!r}")
+    return text
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
 PER_PAGE = 25
 MOST_PER_PAGE = 50
 SORTS: dict[str, frozenset[str]] = {
@@ -86,40 +184,23 @@ class State:
     clock: Clock
     knobs: Knobs = field(default_factory=Knobs)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    effects: "queue.SimpleQueue[Callable[[], None] | None]" = field(default_factory=queue.SimpleQueue)
-    """Done outside the lock, in order, by one thread."""
+    effects: Effects = field(default_factory=Effects)
+    """Done outside the lock."""
     rows: dict[str, dict[int, Row]] = field(default_factory=dict)
     types: list[Row] = field(default_factory=catalogue.server_types)
     bucket: Bucket = field(init=False)
     calls: int = 0
-    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _order: "itertools.count[int]" = field(default_factory=itertools.count)
     _ids: "itertools.count[int]" = field(default_factory=lambda: itertools.count(4711))
 
     def __post_init__(self) -> None:
-        self.bucket = Bucket(float(self.knobs.rate_limit), self.clock.now())
+        self.bucket = Bucket(float(self.knobs.rate_limit), self.clock.now)
         kinds = ("actions", "volumes", "primary_ips", "floating_ips", "ssh_keys", "networks", "firewalls", "images")
         self.rows = {kind: {} for kind in kinds}
         for number, (name, architecture) in enumerate(
             [("debian-12", "x86"), ("debian-12", "arm"), ("debian-13", "x86"), ("debian-13", "arm")], start=101
         ):
-            self.rows["images"][number] = catalogue.image(number, name, architecture, iso(self.clock.now() - 86400))
+            self.rows["images"][number] = catalogue.image(number, name, architecture, iso(self.clock.now - 86400))
         self.add("ssh_keys", {"name": "fleet", "fingerprint": "b7:2f", "public_key": "ssh-ed25519 AAAA fleet"})
-
-    # -- time ---------------------------------------------------------------------------------------------------------
-
-    def at(self, moment: float, do: Callable[[], None]) -> None:
-        """Does something later."""
-        heapq.heappush(self._events, (moment, next(self._order), do))
-
-    def settle(self) -> None:
-        """Does what is due by now.  Call it with the lock held."""
-        while self._events and self._events[0][0] <= self.clock.now():
-            heapq.heappop(self._events)[2]()
-
-    def next_due(self) -> float | None:
-        """When the next thing happens."""
-        return self._events[0][0] if self._events else None
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -129,7 +210,7 @@ class State:
     def add(self, kind: str, given: Mapping[str, Any]) -> Row:
         """A new row with what every row has."""
         number = int(given.get("id") or self.new_id())
-        row = {"id": number, "created": iso(self.clock.now()), "labels": {}, "protection": {"delete": False}, **given}
+        row = {"id": number, "created": iso(self.clock.now), "labels": {}, "protection": {"delete": False}, **given}
         row["id"] = number
         if kind == "images":
             row = catalogue.image(number, row.pop("name", None), row.pop("architecture", "x86"), **_rest(row))
@@ -157,7 +238,7 @@ class State:
 
     def action(self, command: str, resource: int, seconds: float, error: Row | None = None) -> Row:
         """An action that ends by itself."""
-        now = self.clock.now()
+        now = self.clock.now
         row: Row = {
             "id": self.new_id(),
             "command": command,
@@ -171,10 +252,10 @@ class State:
         self.rows["actions"][row["id"]] = row
 
         def end() -> None:
-            row.update(status="error" if error else "success", progress=100, finished=iso(self.clock.now()))
+            row.update(status="error" if error else "success", progress=100, finished=iso(self.clock.now))
             row["error"] = error
 
-        self.at(now + seconds, end)
+        self.clock.after(seconds, end)
         return row
 
 
@@ -217,6 +298,3 @@ def _fits(row: Row, query: Mapping[str, str]) -> bool:
             raise invalid("label_selector", str(error)) from None
     plain = ("name", "status", "type", "architecture")
     return all(key not in query or str(row.get(key)) == query[key] for key in plain)
-
-
-__all__ = ["Knobs", "RefusedError", "Row", "State", "page_of"]

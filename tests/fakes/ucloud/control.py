@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.fakes.ucloud.catalogue import Product
 from tests.fakes.ucloud.faults import Fault
-from tests.fakes.ucloud.web import Reply, Request
+from tests.fakes.web import Reply, Request
 
 if TYPE_CHECKING:
     from tests.fakes.ucloud.emulator import World

@@ -16,7 +16,7 @@ from tests.fakes.ucloud.cluster import Cluster
 from tests.fakes.ucloud.control import Control
 from tests.fakes.ucloud.core import Core, page_size
 from tests.fakes.ucloud.faults import ApiError, FaultScript
-from tests.fakes.ucloud.web import Reply, Request, WebServer
+from tests.fakes.web import Reply, Request, WebServer
 
 MAINTENANCE_PAGE = b"<html><body><h1>503</h1><p>We will be back soon.</p></body></html>"
 NOT_FOUND = Reply(404, b"404 page not found\n", "text/plain; charset=utf-8")

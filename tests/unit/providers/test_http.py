@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from providers.http import Answer, AnswerTooLargeError, Connection, NoAnswerError, Timeouts
-from tests.fakes.ucloud.web import Reply, Request, WebServer
+from tests.fakes.web import Reply, Request, WebServer
 
 Serve = Callable[[Callable[[Request], Reply]], Connection]
 PATIENT = Timeouts(connect=5.0, silence=20.0, whole=20.0)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes.hetzner import emulator
+from tests.fakes.hetzner.emulator import emulator
 from tests.unit.providers.hetzner.lab import Lab
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from providers.base import POOL_LABEL, Create
 from providers.hetzner.provider import HetznerProvider
 from providers.hetzner.settings import parse
-from tests.fakes.hetzner import Control
+from tests.fakes.hetzner.control import Control
 
 DEPLOYMENT = "unit"
 

@@ -17,7 +17,7 @@ from providers.base import Applied, Deleted, ErrorKind, ProviderError, Ref
 from providers.hetzner.client import HetznerClient
 from providers.hetzner.settings import parse
 from providers.rate_limit import Priority
-from tests.fakes.hetzner.clock import EPOCH
+from tests.fakes.hetzner.emulator import EPOCH
 from tests.unit.providers.hetzner.lab import Lab, order
 
 NEVER_SLEEPS = SimpleNamespace(sleep=lambda _: pytest.fail("it sleeps"))

@@ -13,8 +13,10 @@ from typing import Any
 import hcloud
 import pytest
 
-from tests.fakes.hetzner import Control, Machine, emulator
-from tests.fakes.hetzner.labels import BadSelectorError, selector
+from tests.fakes.booting import Machine
+from tests.fakes.hetzner.control import Control
+from tests.fakes.hetzner.emulator import emulator
+from tests.fakes.hetzner.state import BadSelectorError, selector
 from tests.unit.providers.hetzner.lab import Lab, order
 
 LABELS = {"role": "node", "x.y/z": "1", "empty": ""}

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from providers.base import Applied, Create, Deleted, ErrorKind, Instance, ProviderError, Ref
-from tests.fakes.hetzner import emulator
+from tests.fakes.hetzner.emulator import emulator
 from tests.unit.providers.hetzner.lab import Lab, order
 
 REFUSALS = [

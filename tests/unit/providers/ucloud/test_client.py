@@ -12,7 +12,7 @@ from providers.ucloud.client import TOKEN_SECONDS, Credential, UCloudClient
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.lab import CPU, Lab, order
 from tests.fakes.ucloud.remote import Remote
-from tests.fakes.ucloud.web import Reply, Request, WebServer
+from tests.fakes.web import Reply, Request, WebServer
 
 Serve = Callable[[Callable[[Request], Reply]], str]
 

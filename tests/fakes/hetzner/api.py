@@ -1,16 +1,147 @@
-"""The emulated API: a method, a path and a body in, a status and a body out."""
+"""The emulated API: what a request meets on its way in and out, and what each path answers."""
 
+import fnmatch
 import json
+import random
+import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
+from tests.fakes.booting import Booter
+from tests.fakes.emulation import Clock, FaultScript, ScriptedFault
 from tests.fakes.hetzner import catalogue
-from tests.fakes.hetzner.booter import Booter
-from tests.fakes.hetzner.clock import Clock, iso
-from tests.fakes.hetzner.faults import Fault
-from tests.fakes.hetzner.refused import RefusedError, not_found
 from tests.fakes.hetzner.servers import Servers
-from tests.fakes.hetzner.state import Row, State, page_of
+from tests.fakes.hetzner.state import RefusedError, Row, State, iso, not_found, page_of
+from tests.fakes.web import Reply, Request
+
+HTML = b"<html><head><title>Maintenance</title></head><body><h1>We will be back soon</h1></body></html>"
+PREFIX = "/v1"
+
+Do = Literal[
+    "drop",  # the connection breaks before anything was done
+    "lost",  # it was done, and the connection breaks
+    "hang",  # it was done, and the answer takes `seconds` of real time
+    "slow",  # it is done after `seconds` of real time
+    "error",  # answered with `status`, `code`, `message`, `details`; done all the same when `apply`
+    "html",  # answered with a page in HTML and `status`
+    "garbage",  # done, and answered with 200 and half a JSON document
+    "stuck",  # a create whose server stays in the state `at` for ever
+    "delete",  # done and answered, and then a server that `name` names (the oldest without it) is no more
+    "replace",  # as `delete`, and a new server with the labels of the old one is there
+    "page_again",  # a page is answered with the items of the one before it
+    "no_totals",  # a listing whose `total_entries` is null
+]
+
+
+@dataclass(kw_only=True)
+class Fault(ScriptedFault):
+    """One entry of the script."""
+
+    do: Do
+    on: str = "*"
+    """``METHOD /path`` below the endpoint, with ``*`` and ``?``."""
+    match: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the body or the query that must be equal."""
+    status: int = 500
+    code: str = "server_error"
+    message: str = "scripted"
+    details: Mapping[str, Any] | None = None
+    apply: bool = False
+    seconds: float = 0.0
+    at: str = "off"
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.do not in get_args(Do):
+            raise ValueError(f"no fault {self.do!r}; there are {', '.join(get_args(Do))}")
+
+    def fits(self, method: str, path: str, fields: Mapping[str, Any]) -> bool:
+        """Return whether it strikes a call."""
+        if not fnmatch.fnmatchcase(f"{method} {path}", self.on):
+            return False
+        return all(str(fields.get(key)) == str(value) for key, value in self.match.items())
+
+
+class Api:
+    """The project on a socket: its token, its rate limit, its headers, and the fault script."""
+
+    def __init__(self, clock: Clock, booter: Booter | None, token: str) -> None:
+        self.cloud = Cloud(clock, booter)
+        self.faults: FaultScript[Fault] = FaultScript(random.Random(1))
+        self.token = token
+
+    def answer(self, request: Request) -> Reply:
+        path = request.path.removeprefix(PREFIX)
+        headers = {"X-Correlation-Id": f"{self.cloud.state.calls:016x}"}
+        try:
+            body = _object(request)
+            fields = {**request.query, **body}
+            fault = self.faults.take(lambda fault: fault.fits(request.method, path, fields))
+            if fault is not None and fault.do == "drop":
+                return Reply(cut=0)
+            if fault is not None and fault.do == "slow":
+                time.sleep(fault.seconds)
+            headers |= self._admit(request)
+            if fault is not None and fault.do in ("error", "html") and not fault.apply:
+                return self._spoiled(fault, headers)
+            status, answer = self.cloud.call(request.method, path, request.query, body, fault)
+        except RefusedError as error:
+            # The rate limit is in the headers of refusals too.
+            headers |= self.cloud.state.bucket.headers(self.cloud.state.knobs.rate_limit)
+            return self._reply(error.status, json.dumps(error.body()).encode(), headers)
+        return self._finish(status, answer, headers, fault)
+
+    def _finish(self, status: int, body: bytes, headers: Mapping[str, str], fault: Fault | None) -> Reply:
+        match fault.do if fault is not None else None:
+            case "lost":
+                return Reply(cut=0)
+            case "hang" if fault is not None:
+                time.sleep(fault.seconds)
+                return Reply(cut=0)
+            case "garbage":
+                return self._reply(200, body[: len(body) // 2], headers)
+            case "error" | "html" if fault is not None:
+                return self._spoiled(fault, headers)
+        return self._reply(status, body if status != 204 else b"", headers)
+
+    def _spoiled(self, fault: Fault, headers: Mapping[str, str]) -> Reply:
+        if fault.do == "html":
+            return self._reply(fault.status, HTML, headers, "text/html")
+        error = RefusedError(fault.status, fault.code, fault.message, fault.details)
+        return self._reply(fault.status, json.dumps(error.body()).encode(), headers)
+
+    def _reply(
+        self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = "application/json"
+    ) -> Reply:
+        return Reply(status, body, content_type, dict(headers), at=float(int(self.cloud.state.clock.now)))
+
+    def _admit(self, request: Request) -> dict[str, str]:
+        """Check token and rate limit, and return the headers that tell the latter."""
+        state = self.cloud.state
+        with state.lock:
+            state.clock.catch_up()
+            state.calls += 1
+            if request.headers.get("authorization") != f"Bearer {self.token}" or state.knobs.token_mode == "expired":
+                raise RefusedError(401, "unauthorized", "unable to authenticate")
+            if not state.bucket.take(state.knobs.rate_limit, state.clock.now):
+                raise RefusedError(429, "rate_limit_exceeded", "limit of 3600 requests per hour reached")
+            if request.method != "GET" and state.knobs.token_mode == "ro":
+                raise RefusedError(403, "token_readonly", "the token is only allowed to read")
+            return state.bucket.headers(state.knobs.rate_limit)
+
+
+def _object(request: Request) -> Mapping[str, Any]:
+    try:
+        value = request.json()
+    except ValueError:
+        raise RefusedError(400, "json_error", "the body is not JSON") from None
+    if not isinstance(value, dict):
+        raise RefusedError(400, "json_error", "the body is not an object")
+    return value
+
+
+# -- what each path answers -------------------------------------------------------------------------------------------
 
 SIDES = {"volumes": "volume", "primary_ips": "primary_ip", "floating_ips": "floating_ip", "ssh_keys": "ssh_key"}
 SIDES |= {"networks": "network", "firewalls": "firewall", "images": "image"}
@@ -29,9 +160,9 @@ USED_BY = {"volumes": "server", "primary_ips": "assignee_id", "floating_ips": "s
 
 
 class Cloud:
-    """One project.  Every call takes the lock and does first what has fallen due."""
+    """One project.  Every call takes the lock."""
 
-    def __init__(self, clock: Clock, booter: Booter) -> None:
+    def __init__(self, clock: Clock, booter: Booter | None) -> None:
         self.state = State(clock)
         self.servers = Servers(self.state, booter)
 
@@ -45,7 +176,7 @@ class Cloud:
         """
         parts = path.strip("/").split("/")
         with self.state.lock:
-            self.state.settle()
+            self.state.clock.catch_up()
             status, answer = self._routed(method, parts, query, body, fault)
             told = json.dumps(answer).encode()  # as it is now: rows go on changing once the lock is free
             if fault is not None and fault.do in ("delete", "replace"):
@@ -74,7 +205,7 @@ class Cloud:
 
     def _sold(self) -> list[Row]:
         """The catalogue without what has gone out of sale everywhere."""
-        now = iso(self.state.clock.now())
+        now = iso(self.state.clock.now)
         return [
             row
             for row in self.state.types
