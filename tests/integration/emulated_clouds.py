@@ -115,7 +115,7 @@ class UCloud:
 
     def __init__(self, account: lab.Lab) -> None:
         self.remote = account.remote
-        self.remote.do("files", **{f"{lab.FOLDER}/init.sh": ucloud_init_script()})
+        self.remote.ask("files", **{f"{lab.FOLDER}/init.sh": ucloud_init_script()})
         self.environ = {"API": API_TOKEN}
         self.provider: dict[str, object] = {
             "kind": "ucloud",
@@ -131,7 +131,7 @@ class UCloud:
 
     def sells_gpus(self) -> Mapping[str, object]:
         """Opens the GPU product to virtual machines; what a pool of them has in its settings."""
-        self.remote.do("product", name=lab.GPU, vm=True)
+        self.remote.ask("product", name=lab.GPU, vm=True)
         self.provider["allow_gpu"] = True
         return {"offers": [{"type": lab.GPU, "location": "ucloud"}], "runtimes": ["runsc", "docker"]}
 
@@ -163,7 +163,7 @@ class UCloud:
             case Trouble.MAINTENANCE:
                 self.remote.fault("gateway", times=None, status=503)
             case Trouble.EXPIRED:
-                self.remote.do("credentials", do="revoke")
+                self.remote.ask("credentials", do="revoke")
                 self.remote.advance(CACHE_SECONDS)
             case Trouble.QUOTA:
                 # The wallet itself would also stop the machines that run.
@@ -171,8 +171,8 @@ class UCloud:
                 self.remote.fault("error", "submit", times=None, status=402, why=why, code=code)
 
     def heal(self) -> None:
-        self.remote.do("heal")
-        self.remote.do("credentials", do="restore")
+        self.remote.ask("heal")
+        self.remote.ask("credentials", do="restore")
 
     @staticmethod
     def _started(truth: Any, pool: str) -> dict[str, list[str]]:
@@ -195,5 +195,5 @@ def hetzner_cloud(booter: Booter) -> Iterator[Hetzner]:
 
 @contextlib.contextmanager
 def ucloud_cloud(booter: Booter) -> Iterator[UCloud]:
-    with lab.lab(speed=SPEED, booter=booter) as account:
+    with lab.lab(pace=SPEED, booter=booter) as account:
         yield UCloud(account)

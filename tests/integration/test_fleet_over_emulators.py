@@ -124,7 +124,7 @@ def test_a_quota_that_is_reached_takes_the_machines_and_no_storm_of_orders_follo
     quick = {"unreachable_after": 2.0, "lost_after": 4.0, "create_wait": 5.0}
     with ucloud_cloud(nodes) as cloud, fleet_of(tmp_path, [Pool(cloud)], **quick) as fleet, fleet.autoscaler():
         fleet.until(lambda: fleet.ask("one").status_code in (200, 201), "the sandbox")
-        cloud.remote.do("wallet", category="cpu-amd-zen5", quota=0)
+        cloud.remote.ask("wallet", category="cpu-amd-zen5", quota=0)
         fleet.until(lambda: fleet.client.sandbox("one").state is SandboxState.LOST, "the loss of the sandbox")
         fleet.until(lambda: cloud.here() == [] == fleet.client.nodes(), "the end of the suspended machine")
         assert fleet.client.sandbox("one").reason is DeathReason.NODE_LOST

@@ -52,5 +52,5 @@ class TestWithARefreshToken(ProviderContract):
 class TestWithGpus(ProviderContract):
     @pytest.fixture
     def harness(self, account: Lab) -> Harness:
-        account.remote.do("product", name=GPU, vm=True)
+        account.remote.ask("product", name=GPU, vm=True)
         return UCloudHarness(account, allow_gpu=True)

@@ -4,29 +4,28 @@
 """
 
 import argparse
-import importlib
 import json
 import signal
 import sys
 
+from tests.fakes.booting import booter_from
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
 from tests.fakes.ucloud.emulator import emulated
 
 
 def main() -> None:
+    """Run until a signal ends it."""
     parser = argparse.ArgumentParser(description="Emulates SDU UCloud; prints where, as one line of JSON.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--control-port", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--speed", type=float, default=1.0, help="seconds of virtual time for each real one")
+    parser.add_argument("--pace", type=float, default=1.0, help="emulated seconds per real one")
     parser.add_argument("--booter", help="module:factory of what runs inside the machines")
     given = parser.parse_args()
-    module, _, factory = (given.booter or "").partition(":")
-    booter = getattr(importlib.import_module(module), factory)() if module else None
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     ports = {"port": given.port, "control_port": given.control_port}
-    with emulated(seed=given.seed, speed=given.speed, booter=booter, **ports) as emulator:
+    with emulated(seed=given.seed, pace=given.pace, booter=booter_from(given.booter), **ports) as emulator:
         where = {"url": emulator.url, "control_url": emulator.control_url, "project": PROJECT}
         print(json.dumps(where | {"api_token": API_TOKEN, "refresh_token": REFRESH_TOKEN}), flush=True)
         signal.sigwait(signals)

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.ucloud.clock import Clock
+from tests.fakes.emulation import Clock
 from tests.fakes.ucloud.faults import ApiError
 
 ACCESS_SECONDS = 600.0

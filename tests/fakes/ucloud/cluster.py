@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from providers.base import OPERATION_LABEL, USER_DATA_LABEL
 from tests.fakes.booting import Booter, Effects
+from tests.fakes.emulation import Clock
 from tests.fakes.ucloud.catalogue import Catalogue, Product
-from tests.fakes.ucloud.clock import Clock
-from tests.fakes.ucloud.faults import ApiError, FaultScript
+from tests.fakes.ucloud.faults import ApiError, Faults
 
 FULL = "There are currently no machines available to run your job. It will start once one is free."
 POWERED_OFF = "The virtual machine is powered off."
@@ -96,7 +96,7 @@ class Cluster:
         clock: Clock,
         chance: random.Random,
         catalogue: Catalogue,
-        faults: FaultScript,
+        faults: Faults,
         core: Callable[[], CoreSide],
         *,
         booter: Booter | None,
@@ -222,7 +222,7 @@ class Cluster:
         self.schedule()
 
     def _create_machine(self, vm: Vm) -> None:
-        fault = self.faults.take("start", "start")
+        fault = self.faults.strike("start", "start")
         if fault is not None and fault.get("where", "before") == "before":
             vm.phase, vm.holds_room = "stuck", False
             self._tell(vm.job_id, None, "Failed to schedule job: could not prepare the disk")
@@ -259,14 +259,14 @@ class Cluster:
         mounted = self._mounted(vm)
         path = vm.labels.get(self.script_label, "")
         script = mounted.get(path, "") if not vm.init_done else ""
-        if script and self.faults.take("cut_script", "boot") is not None:
+        if script and self.faults.strike("cut_script", "boot") is not None:
             # An upload truncates what is there, and is at work while the machine boots.
             script = mounted[path] = script[: len(script) // 2]
         vm.script = "run" if script else "missing" if path and not vm.init_done else vm.script
         vm.init_done = vm.init_done or bool(script)
         if (booter := self._booter) is not None:
             user_data, address = vm.labels.get(USER_DATA_LABEL, ""), vm.labels[SERVICE_ADDRESS]
-            gpus = 0 if self.faults.take("no_gpu", "boot") is not None else vm.product.gpu
+            gpus = 0 if self.faults.strike("no_gpu", "boot") is not None else vm.product.gpu
             guest = Guest(vm.job_id, vm.name, dict(vm.labels), user_data, address, script, mounted, gpus)
             self._effects.put(lambda: booter.boot(guest))
 

@@ -1,63 +1,53 @@
-"""The control port: time, faults, foreign hands, and the truth.  Only tests know it."""
+"""The control port: time, faults, foreign hands, and the truth; and a test's handle on it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.emulation import ControlClient
 from tests.fakes.ucloud.catalogue import Product
 from tests.fakes.ucloud.faults import Fault
-from tests.fakes.web import Reply, Request
 
 if TYPE_CHECKING:
     from tests.fakes.ucloud.emulator import World
 
 
-class Control:
-    """Each path is one method; what it returns is the answer."""
+class ControlPort:
+    """Each method is one verb."""
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.routes: dict[str, Callable[[dict[str, Any]], Any]] = {
+
+    def verbs(self) -> Mapping[str, Callable[..., Any]]:
+        world = self.world
+        return {
             "advance": self.advance,
-            "fault": self.fault,
-            "heal": self.heal,
-            "capacity": lambda body: self.world.cluster.capacity.update(body),
+            "fault": lambda **fields: world.faults.add(Fault(**fields)),
+            "heal": world.faults.clear,
+            "capacity": lambda **free: world.cluster.capacity.update(free),
             "wallet": self.wallet,
             "product": self.product,
             "job": self.job,
             "credentials": self.credentials,
             "clock_skew": self.clock_skew,
-            "history": lambda body: self.world.core.add_history(body["count"], body.get("labels")),
-            "files": lambda body: self.world.cluster.files.update(body),
+            "history": world.core.add_history,
+            "files": lambda **files: world.cluster.files.update(files),
             "script_label": self.script_label,
-            "restart_provider": lambda body: self.world.cluster.restart(),
-            "audit": lambda body: self.world.core.audit,
+            "restart_provider": world.cluster.restart,
+            "audit": lambda: world.core.audit,
             "truth": self.truth,
         }
 
-    def answer(self, request: Request) -> Reply:
-        route = self.routes.get(request.path.removeprefix("/_ctl/"))
-        if route is None:
-            return Reply(404, b"no such control\n", "text/plain")
-        with self.world.lock:
-            return Reply.of(route(request.json()))
-
-    def advance(self, body: dict[str, Any]) -> Any:
-        self.world.clock.advance(float(body["seconds"]))
+    def advance(self, seconds: float) -> Any:
+        self.world.clock.advance(seconds)
         return {"now": self.world.clock.now}
 
-    def fault(self, body: dict[str, Any]) -> None:
-        self.world.faults.faults.append(Fault(**body))
-
-    def heal(self, body: dict[str, Any]) -> None:
-        self.world.faults.faults.clear()
-
-    def wallet(self, body: dict[str, Any]) -> None:
-        wallet = self.world.catalogue.wallet(body.pop("category"))
-        for name, value in body.items():
+    def wallet(self, category: str, **changes: Any) -> None:
+        wallet = self.world.catalogue.wallet(category)
+        for name, value in changes.items():
             setattr(wallet, name, value)
 
-    def product(self, body: dict[str, Any]) -> None:
+    def product(self, **body: Any) -> None:
         """Changes the product of that name, adds it, or with ``gone`` takes it off the shelf."""
         products = self.world.catalogue.products
         known = next((product for product in products if product.name == body["name"]), None)
@@ -68,7 +58,7 @@ class Control:
         else:
             products[products.index(known)] = dataclasses.replace(known, **body)
 
-    def job(self, body: dict[str, Any]) -> Any:
+    def job(self, **body: Any) -> Any:
         """A person's hand, or an accident, on one job."""
         core, cluster, what, job_id = self.world.core, self.world.cluster, body["do"], str(body.get("id", ""))
         if what == "foreign":
@@ -90,8 +80,8 @@ class Control:
             deeds[what](job_id)
         return {}
 
-    def credentials(self, body: dict[str, Any]) -> None:
-        auth, what = self.world.auth, body["do"]
+    def credentials(self, do: str) -> None:
+        auth, what = self.world.auth, do
         if what == "expire":
             auth.expire_access()
         elif what == "kill_refresh":
@@ -103,13 +93,13 @@ class Control:
         elif what == "restore":
             auth.restore("1")
 
-    def clock_skew(self, body: dict[str, Any]) -> None:
-        self.world.core.skew = float(body["seconds"])
+    def clock_skew(self, seconds: float) -> None:
+        self.world.core.skew = seconds
 
-    def script_label(self, body: dict[str, Any]) -> None:
-        self.world.cluster.script_label = body["name"]
+    def script_label(self, name: str) -> None:
+        self.world.cluster.script_label = name
 
-    def truth(self, body: dict[str, Any]) -> dict[str, Any]:
+    def truth(self) -> dict[str, Any]:
         """What really is, whatever the API shows."""
         core, cluster = self.world.core, self.world.cluster
         return {
@@ -122,3 +112,35 @@ class Control:
             "calls": self.world.calls,
             "refreshes": self.world.auth.refreshes,
         }
+
+
+class Remote(ControlClient):
+    """The handle: it moves time, breaks things, and asks for the truth."""
+
+    def fault(
+        self,
+        name: str,
+        call: str = "*",
+        *,
+        times: int | None = 1,
+        skip: int = 0,
+        probability: float = 1.0,
+        **args: Any,
+    ) -> None:
+        """Add a fault to the script."""
+        self.ask("fault", name=name, call=call, times=times, skip=skip, probability=probability, args=args)
+
+    def truth(self) -> Any:
+        return self.ask("truth")
+
+    def audit(self) -> Any:
+        return self.ask("audit")
+
+    def calls(self, name: str) -> int:
+        """Return how often a call was made."""
+        count: int = self.truth()["calls"].count(name)
+        return count
+
+    def state(self, job_id: str) -> str:
+        state: str = self.truth()["jobs"][job_id]["state"]
+        return state

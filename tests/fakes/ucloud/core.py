@@ -1,29 +1,119 @@
-"""Core's layer: jobs, what a caller may see of them, and the orders that it passes on."""
+"""Core's layer: its memory of jobs, what a caller may see of them, and the orders that it passes on."""
 
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from tests.fakes.emulation import Clock
 from tests.fakes.ucloud.auth import PROJECT, USER, Caller
 from tests.fakes.ucloud.catalogue import Catalogue
-from tests.fakes.ucloud.clock import Clock
 from tests.fakes.ucloud.cluster import Cluster
-from tests.fakes.ucloud.faults import ApiError, FaultScript
-from tests.fakes.ucloud.jobs import Job
+from tests.fakes.ucloud.faults import ApiError, Faults
 
 FIRST_ID = 5000
 PHANTOM_SECONDS = 5.0
 APPLICATIONS = {("vm-ubuntu", "24.04"): True, ("terminal", "1.0"): False}
 """Which of them are virtual machines."""
 Flags = dict[str, str]
+FINAL = frozenset({"SUCCESS", "FAILURE", "EXPIRED"})
+KEPT_UPDATES = 64
+VALUE_KEYS = (
+    *("type", "path", "mountPath", "readOnly", "value", "hostname", "jobId", "id"),
+    *("specification", "modules", "port", "tls", "server", "token", "tokenType"),
+)
+
+
+@dataclass
+class Job:
+    """One row of Core."""
+
+    number: int
+    created_at: float
+    user: str
+    project: str | None
+    specification: dict[str, Any]
+    is_vm: bool = True
+    state: str = "IN_QUEUE"
+    started_at: float | None = None
+    updates: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return str(self.number)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        labels: dict[str, str] = self.specification.setdefault("labels", {})
+        return labels
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in FINAL
+
+    def note(self, now: float, state: str | None, text: str | None) -> bool:
+        """Takes an update in; a final state is never left for another kind of state."""
+        if state is not None and self.is_final and state not in FINAL:
+            return False
+        update = {"timestamp": ms(now), "state": state, "status": text, "outputFolder": None, "resourceList": None}
+        self.updates = [*self.updates, update][-KEPT_UPDATES:]
+        if state is not None:
+            if state == "RUNNING" and self.state != "RUNNING":
+                self.started_at = now
+            self.state = state
+        return True
+
+    def json(self, flags: dict[str, str], skew: float) -> dict[str, Any]:
+        """As a browse shows it: what was not asked for is stripped."""
+        specification = {
+            **self.specification,
+            "parameters": {k: value(v) for k, v in self.specification.get("parameters", {}).items()},
+            "resources": [value(v) for v in self.specification.get("resources", [])],
+        }
+        application = self.specification.get("application", {})
+        started = None if self.started_at is None else ms(self.started_at + skew)
+        return {
+            "id": self.id,
+            "createdAt": ms(self.created_at + skew),
+            "owner": {"createdBy": self.user, "project": self.project},
+            "permissions": {"myself": ["ADMIN", "READ", "EDIT"], "others": None},
+            "updates": self.updates if is_true(flags, "includeUpdates") else [],
+            "specification": specification,
+            "status": {
+                "state": self.state,
+                "jobParametersJson": {"request": specification} if is_true(flags, "includeParameters") else None,
+                "startedAt": started,
+                "expiresAt": None,
+                "resolvedApplication": {"metadata": application} if is_true(flags, "includeApplication") else None,
+                "resolvedProduct": None,
+                "resolvedSupport": None,
+                "allowRestart": False,
+            },
+            "output": {"outputFolder": None},
+        }
+
+
+def ms(seconds: float) -> int:
+    """Milliseconds, as the API counts."""
+    return int(seconds * 1000)
+
+
+def is_true(flags: dict[str, str], name: str) -> bool:
+    """A flag as Go reads it."""
+    return flags.get(name, "") in ("true", "True", "TRUE", "1", "t", "T")
+
+
+def value(sent: Any) -> dict[str, Any]:
+    """A value object as it comes back: with all keys of its union."""
+    return {key: sent.get(key) for key in VALUE_KEYS} if isinstance(sent, dict) else {}
 
 
 class Core:
     """What browse shows, and who may order what."""
 
     def __init__(
-        self, clock: Clock, chance: random.Random, catalogue: Catalogue, faults: FaultScript, cluster: Cluster
+        self, clock: Clock, chance: random.Random, catalogue: Catalogue, faults: Faults, cluster: Cluster
     ) -> None:
         self.clock, self.chance, self.catalogue, self.faults = clock, chance, catalogue, faults
         self.cluster = cluster
@@ -60,7 +150,7 @@ class Core:
         job = Job(next(self._numbers), self.clock.now, caller.user, caller.project, specification)
         self.jobs[job.id] = job  # visible from here on, accepted or not
         try:
-            if (fault := self.faults.take("provider_timeout", "submit")) is not None:
+            if (fault := self.faults.strike("provider_timeout", "submit")) is not None:
                 self._time_out(job, bool(fault.get("orphan", False)))
             self._reach_provider("submit")
             self.cluster.check(product)
@@ -95,7 +185,7 @@ class Core:
         if item.get("replicas", 1) <= 0:
             raise ApiError(400, "You must request at least one replica")
         wallet = self.catalogue.wallet(product.category)
-        if not wallet.allocated or self.faults.take("no_allocation", "submit") is not None:
+        if not wallet.allocated or self.faults.strike("no_allocation", "submit") is not None:
             raise ApiError(402, f"You do not have any valid allocations for '{product.category}'")
         parameters = {**item.get("parameters", {}), "ucMetricSampleRate": {"type": "text", "value": "0ms"}}
         resources = [dict(resource) for resource in item.get("resources", [])]
@@ -103,9 +193,9 @@ class Core:
         return {**cleaned, "parameters": parameters, "resources": resources}, product
 
     def _reach_provider(self, call: str) -> None:
-        if self.faults.take("maintenance", call) is not None:
+        if self.faults.strike("maintenance", call) is not None:
             raise ApiError(404, "Service is currently undergoing maintenance.")
-        if self.faults.take("provider_down", call) is not None:
+        if self.faults.strike("provider_down", call) is not None:
             raise ApiError(503, "Service provider is unavailable")
 
     # -- changes ------------------------------------------------------------------------------------------------------
@@ -114,7 +204,7 @@ class Core:
         """One unknown id fails them all, before anything is done; success has no ids."""
         jobs = self._known(caller, items)
         self._reach_provider("terminate")
-        fault = self.faults.take("terminate_uncertain", "terminate")
+        fault = self.faults.strike("terminate_uncertain", "terminate")
         for job in jobs:
             if fault is None or fault.get("effect", True):
                 self.cluster.terminate(job.id)
@@ -194,7 +284,7 @@ class Core:
         return {"items": [job.json(flags, self.skew) for job in shown], "itemsPerPage": size, "next": following}
 
     def _faulty(self, page: dict[str, Any], size: int, cursor: str) -> dict[str, Any]:
-        fault = self.faults.take("pages", "browse") or {}
+        fault = self.faults.strike("pages", "browse") or {}
         mode = fault.get("mode")
         if mode == "repeat_cursor":
             page["next"] = cursor or page["next"] or "1"

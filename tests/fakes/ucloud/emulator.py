@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.fakes.booting import Booter, Effects
+from tests.fakes.emulation import Clock, Ticker, control_answers
 from tests.fakes.ucloud.auth import Auth, Caller
 from tests.fakes.ucloud.catalogue import Catalogue
-from tests.fakes.ucloud.clock import Clock
 from tests.fakes.ucloud.cluster import Cluster
-from tests.fakes.ucloud.control import Control
+from tests.fakes.ucloud.control import ControlPort
 from tests.fakes.ucloud.core import Core, page_size
-from tests.fakes.ucloud.faults import ApiError, FaultScript
+from tests.fakes.ucloud.faults import ApiError, Faults
 from tests.fakes.web import Reply, Request, WebServer
 
 MAINTENANCE_PAGE = b"<html><body><h1>503</h1><p>We will be back soon.</p></body></html>"
 NOT_FOUND = Reply(404, b"404 page not found\n", "text/plain; charset=utf-8")
-TICK_SECONDS = 0.05
+EPOCH = 1_787_300_000.0
+"""Where virtual time begins."""
 
 Handler = Callable[[Caller, Request], Any]
 
@@ -28,11 +29,11 @@ Handler = Callable[[Caller, Request], Any]
 class World:
     """Everything behind the two ports.  One lock guards it all."""
 
-    def __init__(self, seed: int, booter: Booter | None) -> None:
+    def __init__(self, seed: int, booter: Booter | None, pace: float) -> None:
         self.lock = threading.RLock()
         self.chance = random.Random(seed)
-        self.clock = Clock()
-        self.faults = FaultScript(random.Random(seed + 1))
+        self.clock = Clock(EPOCH, pace)
+        self.faults = Faults(random.Random(seed + 1))
         self.catalogue = Catalogue()
         self.auth = Auth(self.clock, self.chance)
         self.effects = Effects()
@@ -87,7 +88,7 @@ class Api:
             reply = self._before(name)
             if reply is not None:
                 return reply
-            if (late := self.world.faults.take("late_effect", name)) is not None:
+            if (late := self.world.faults.strike("late_effect", name)) is not None:
                 # The client loses its connection while the call is still on its way through.
                 self.world.clock.after(float(late.get("seconds", 50.0)), lambda: self._called(name, handler, request))
                 return Reply(cut=0)
@@ -100,7 +101,7 @@ class Api:
             if handler is None:
                 body = world.auth.renew(bearer)
             else:
-                if world.faults.take("expired", name) is not None:
+                if world.faults.strike("expired", name) is not None:
                     world.auth.expire_access()
                 caller = world.auth.caller(bearer, request.headers.get("project"))
                 body = handler(caller, request)
@@ -112,36 +113,36 @@ class Api:
 
     def _before(self, name: str) -> Reply | None:
         faults = self.world.faults
-        if faults.take("lost_request", name) is not None:
+        if faults.strike("lost_request", name) is not None:
             return Reply(cut=0)
-        if (fault := faults.take("gateway", name)) is not None:
+        if (fault := faults.strike("gateway", name)) is not None:
             page = b"" if fault.get("body") == "empty" else MAINTENANCE_PAGE
             return Reply(int(fault.get("status", 503)), page, "text/html")
-        if (fault := faults.take("rate_limit", name)) is not None:
+        if (fault := faults.strike("rate_limit", name)) is not None:
             after = fault.get("retry_after")
             headers = {} if after is None else {"Retry-After": str(after)}
             return Reply(429, json.dumps(ApiError(429, "Too many requests").body()).encode(), headers=headers)
-        if (fault := faults.take("error", name)) is not None:
+        if (fault := faults.strike("error", name)) is not None:
             error = ApiError(int(fault["status"]), fault.get("why", ""), fault.get("code", ""))
             return Reply(error.status, json.dumps(error.body()).encode())
         return None
 
     def _after(self, name: str, reply: Reply) -> Reply:
         faults = self.world.faults
-        if (fault := faults.take("lost_response", name)) is not None:
+        if (fault := faults.strike("lost_response", name)) is not None:
             mode = fault.get("mode", "close")
             if mode == "html":
                 return Reply(504, MAINTENANCE_PAGE, "text/html")
             if mode == "half":
                 return Reply(reply.status, reply.body + b" " * 64, cut=150)
             return Reply(cut=0)
-        if faults.take("garbage", name) is not None:
+        if faults.strike("garbage", name) is not None:
             return Reply(200, b"<!doctype html><title>Sign in</title>", "text/html")
         return reply
 
     def _fault(self, kind: str, name: str) -> dict[str, Any] | None:
         with self.world.lock:
-            return self.world.faults.take(kind, name)
+            return self.world.faults.strike(kind, name)
 
     def _search(self, caller: Caller, request: Request) -> Any:
         body = request.json()
@@ -172,20 +173,18 @@ class Emulator:
     Args:
         seed: of every random choice.
         booter: what runs inside the machines; nothing by default.
-        speed: seconds of virtual time for each real one; zero where only the control port moves time.
-        port, control_port: zero for any free one.
+        pace: emulated seconds per real one; 0 where only the control port moves time.
+        port, control_port: 0 for any free one.
     """
 
     def __init__(
-        self, *, seed: int = 1, booter: Booter | None = None, speed: float = 0.0, port: int = 0, control_port: int = 0
+        self, *, seed: int = 1, booter: Booter | None = None, pace: float = 0.0, port: int = 0, control_port: int = 0
     ) -> None:
-        self._world = World(seed, booter)
+        self._world = World(seed, booter, pace)
         self._api = WebServer(Api(self._world).answer, port)
-        self._control = WebServer(Control(self._world).answer, control_port)
-        self._ended = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, args=(speed,), daemon=True)
-        if speed:
-            self._ticker.start()
+        verbs = ControlPort(self._world).verbs()
+        self._control = WebServer(control_answers(verbs, self._world.lock), control_port)
+        self._ticker = Ticker(self._world.clock, self._world.lock)
 
     @property
     def url(self) -> str:
@@ -197,9 +196,7 @@ class Emulator:
         return self._control.url
 
     def close(self) -> None:
-        self._ended.set()
-        if self._ticker.is_alive():
-            self._ticker.join(10)
+        self._ticker.close()
         with self._world.lock:
             self._world.cluster.stop_all()
         self._world.effects.close()
@@ -207,14 +204,6 @@ class Emulator:
         self._control.close()
         if self._world.effects.failures:
             raise AssertionError(f"machines failed: {self._world.effects.failures}")
-
-    def _tick(self, speed: float) -> None:
-        before = time.monotonic()
-        while not self._ended.wait(TICK_SECONDS):
-            now = time.monotonic()
-            with self._world.lock:
-                self._world.clock.advance((now - before) * speed)
-            before = now
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
-"""The fault script: what goes wrong in which call, how often, with which odds."""
+"""Error answers, and what may go wrong in which call."""
 
-import random
 from dataclasses import dataclass, field
 from typing import Any
+
+from tests.fakes.emulation import FaultScript, ScriptedFault
 
 
 class ApiError(Exception):
@@ -17,45 +18,25 @@ class ApiError(Exception):
         return {"statusCode": self.status, "why": why, "errorCode": self.code, "detailedCode": 0}
 
 
-@dataclass
-class Fault:
+@dataclass(kw_only=True)
+class Fault(ScriptedFault):
     """One entry of the script.
 
     Attributes:
         name: what goes wrong; docs/providers/ucloud.md lists them.
         call: in which call; ``*`` for any.
-        times: how often; ``None`` without end.
-        skip: how many such calls pass before the first.
-        probability: odds of each call.
         args: particulars.
     """
 
     name: str
     call: str = "*"
-    times: int | None = 1
-    skip: int = 0
-    probability: float = 1.0
     args: dict[str, Any] = field(default_factory=dict)
 
 
-class FaultScript:
+class Faults(FaultScript[Fault]):
     """Asked at each place where something can go wrong."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-        self.faults: list[Fault] = []
-
-    def take(self, name: str, call: str) -> dict[str, Any] | None:
-        """Particulars of the fault that strikes here, if one does."""
-        for fault in self.faults:
-            if fault.name != name or fault.call not in ("*", call) or fault.times == 0:
-                continue
-            if fault.skip > 0:
-                fault.skip -= 1
-                continue
-            if self._chance.random() >= fault.probability:
-                continue
-            if fault.times is not None:
-                fault.times -= 1
-            return fault.args
-        return None
+    def strike(self, name: str, call: str) -> dict[str, Any] | None:
+        """Return the particulars of the fault that strikes here, if one does."""
+        fault = self.take(lambda fault: fault.name == name and fault.call in ("*", call))
+        return fault.args if fault is not None else None

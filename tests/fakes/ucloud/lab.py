@@ -7,8 +7,8 @@ from typing import Any
 from providers.base import DEPLOYMENT_LABEL, POOL_LABEL, Create, Instance, Phase, Ref
 from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
+from tests.fakes.ucloud.control import Remote
 from tests.fakes.ucloud.emulator import Emulator, emulated
-from tests.fakes.ucloud.remote import Remote
 
 DEPLOYMENT = "fleet"
 CPU = "cpu-amd-zen5-4-vcpu"
@@ -79,8 +79,8 @@ def lab(**options: Any) -> Iterator[Lab]:
     with emulated(**options) as emulator:
         remote = Remote(emulator.control_url)
         try:
-            remote.do("history", count=120)
-            remote.do("job", do="foreign", labels={DEPLOYMENT_LABEL: "somebody"})
+            remote.ask("history", count=120)
+            remote.ask("job", do="foreign", labels={DEPLOYMENT_LABEL: "somebody"})
             yield Lab(emulator, remote)
         finally:
             remote.close()

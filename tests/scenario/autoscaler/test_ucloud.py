@@ -11,7 +11,7 @@ from autoscaler.core.pools import OfferKey, PoolPolicy
 from providers.base import DEPLOYMENT_LABEL, NAME_LABEL, OPERATION_LABEL, ComputeProvider, Create, Instance, Phase
 from providers.testing.fake import EPOCH, FakeCloud, Machine, SimulatedCrash
 from providers.ucloud.provider import UCloudProvider
-from tests.fakes.ucloud import clock
+from tests.fakes.ucloud.emulator import EPOCH as CLOUD_EPOCH
 from tests.fakes.ucloud.lab import CPU, Lab, lab
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
 
@@ -29,14 +29,14 @@ class Mirror(FakeCloud):
 
     def __post_init__(self) -> None:
         assert self.account is not None
-        self.account.remote.do("clock_skew", seconds=EPOCH.timestamp() - clock.EPOCH)
+        self.account.remote.ask("clock_skew", seconds=EPOCH.timestamp() - CLOUD_EPOCH)
         self._began: dict[str, datetime] = {}
 
     def advance(self, seconds: float) -> None:
         assert self.account is not None
         self.account.remote.advance(seconds)
         truth = self.account.remote.truth()
-        self.now = EPOCH + timedelta(seconds=truth["now"] - clock.EPOCH)
+        self.now = EPOCH + timedelta(seconds=truth["now"] - CLOUD_EPOCH)
         self.machines = {
             job_id: self._machine(job_id, job["state"], job["labels"])
             for job_id, job in truth["jobs"].items()
@@ -129,7 +129,7 @@ def test_lost_answers_never_make_two_machines_of_one_operation(make: Callable[..
         fleet.account.remote.fault(name, "submit", times=None, probability=0.1)
     fleet.account.remote.fault("gateway", "browse", times=None, probability=0.05)
     fleet.wait(lambda: fleet.is_ready(3))
-    fleet.account.remote.do("heal")
+    fleet.account.remote.ask("heal")
     for _ in range(60):
         fleet.tick(TICK)
     assert {len(jobs) for jobs in fleet.truth().values()} == {1}
@@ -148,11 +148,11 @@ def test_an_order_in_a_hurry_would_make_two(make: Callable[..., UCloudFleet], mo
 def test_no_room_leads_to_the_other_product_and_leaks_nothing(make: Callable[..., UCloudFleet]) -> None:
     fleet = make(min=1)
     fleet.provider.offers()  # UCloud's hint is ten seconds old: the first order is still let through
-    fleet.account.remote.do("capacity", **{"cpu-amd-zen5": 0})
+    fleet.account.remote.ask("capacity", **{"cpu-amd-zen5": 0})
     fleet.wait(fleet.is_ready)
     (intent,) = fleet.journal.open_intents()
     assert intent.type == OTHER
-    fleet.account.remote.do("capacity", **{"cpu-amd-zen5": 8})
+    fleet.account.remote.ask("capacity", **{"cpu-amd-zen5": 8})
     for _ in range(30):
         fleet.tick(TICK)
     assert len(fleet.cloud.machines) == 1
@@ -162,15 +162,15 @@ def test_no_room_leads_to_the_other_product_and_leaks_nothing(make: Callable[...
 def test_a_quota_makes_no_storm_and_its_machines_count_as_lost(make: Callable[..., UCloudFleet]) -> None:
     fleet = make(min=2)
     fleet.wait(lambda: fleet.is_ready(2))
-    fleet.account.remote.do("wallet", category="cpu-amd-zen5", quota=0)
-    fleet.account.remote.do("wallet", category="cpu-old", quota=0)
+    fleet.account.remote.ask("wallet", category="cpu-amd-zen5", quota=0)
+    fleet.account.remote.ask("wallet", category="cpu-old", quota=0)
     before = fleet.account.remote.calls("submit")
     fleet.wait(lambda: not fleet.cloud.machines)
     for _ in range(360):
         fleet.tick(TICK)
     assert fleet.account.remote.calls("submit") - before < 20
     for category in ("cpu-amd-zen5", "cpu-old"):
-        fleet.account.remote.do("wallet", category=category, quota=1e9)
+        fleet.account.remote.ask("wallet", category=category, quota=1e9)
     fleet.wait(lambda: fleet.is_ready(2))
 
 
@@ -178,7 +178,7 @@ def test_a_start_that_failed_is_replaced_and_its_late_start_is_none(make: Callab
     fleet = make(min=1)
     fleet.account.remote.fault("start", where="before")
     fleet.wait(fleet.is_ready)
-    fleet.account.remote.do("restart_provider")
+    fleet.account.remote.ask("restart_provider")
     for _ in range(60):
         fleet.tick(TICK)
     assert len(fleet.cloud.machines) == 1
@@ -204,7 +204,7 @@ def test_a_crash_at_any_step_of_a_create_ends_with_one_machine(make: Callable[..
 
 def test_foreign_jobs_are_left_alone(make: Callable[..., UCloudFleet]) -> None:
     fleet = make()
-    foreign = fleet.account.remote.do("job", do="foreign", labels={OPERATION_LABEL: "op0000000001"})["id"]
+    foreign = fleet.account.remote.ask("job", do="foreign", labels={OPERATION_LABEL: "op0000000001"})["id"]
     for _ in range(200):
         fleet.tick(TICK)
     assert fleet.account.remote.state(foreign) == "RUNNING"

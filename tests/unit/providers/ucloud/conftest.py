@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from providers.ucloud.provider import UCloudProvider
+from tests.fakes.ucloud.control import Remote
 from tests.fakes.ucloud.lab import Lab, lab
-from tests.fakes.ucloud.remote import Remote
 
 
 @pytest.fixture

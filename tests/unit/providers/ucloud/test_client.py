@@ -10,8 +10,8 @@ import pytest
 from providers.base import Applied, ErrorKind, ProviderError
 from providers.ucloud.client import TOKEN_SECONDS, Credential, UCloudClient
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT, REFRESH_TOKEN
+from tests.fakes.ucloud.control import Remote
 from tests.fakes.ucloud.lab import CPU, Lab, order
-from tests.fakes.ucloud.remote import Remote
 from tests.fakes.web import Reply, Request, WebServer
 
 Serve = Callable[[Callable[[Request], Reply]], str]
@@ -67,7 +67,7 @@ def test_a_token_is_renewed_before_its_ten_minutes_are_over(account: Lab, remote
 
 
 def test_an_api_token_is_never_renewed(account: Lab, remote: Remote) -> None:
-    remote.do("credentials", do="revoke")
+    remote.ask("credentials", do="revoke")
     assert refusal(client(account.url).products).kind is ErrorKind.AUTH
     assert remote.truth()["refreshes"] == 0
     assert remote.calls("products") == 1
@@ -144,7 +144,7 @@ def test_where_nobody_listens_nothing_was_applied() -> None:
 
 
 def test_the_servers_clock_dates_the_answer(account: Lab, remote: Remote) -> None:
-    remote.do("clock_skew", seconds=-3600)
+    remote.ask("clock_skew", seconds=-3600)
     provider = account.provider()
     made = provider.create(order())
     inventory = provider.list()

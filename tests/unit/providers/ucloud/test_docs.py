@@ -15,7 +15,7 @@ from providers.ucloud.settings import parse
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs/providers/ucloud.md").read_text()
-FAULTS = set(re.findall(r'take\(\s*"(\w+)"', "".join(p.read_text() for p in ROOT.glob("tests/fakes/ucloud/*.py"))))
+FAULTS = set(re.findall(r'strike\(\s*"(\w+)"', "".join(p.read_text() for p in ROOT.glob("tests/fakes/ucloud/*.py"))))
 
 
 def example() -> dict[str, Any]:

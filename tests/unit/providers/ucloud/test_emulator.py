@@ -15,8 +15,8 @@ import requests
 from providers.base import Phase, Ref
 from tests.fakes.booting import Machine
 from tests.fakes.ucloud.auth import API_TOKEN, PROJECT
+from tests.fakes.ucloud.control import Remote
 from tests.fakes.ucloud.lab import FOLDER, Lab, lab, order, phase
-from tests.fakes.ucloud.remote import Remote
 
 ROOT = Path(__file__).resolve().parents[4]
 SPECIFICATION = {
@@ -169,7 +169,7 @@ def test_a_machine_is_charged_at_its_price(account: Lab, remote: Remote) -> None
 def test_poweroff_inside_starts_the_machine_again(account: Lab, remote: Remote) -> None:
     provider = account.provider()
     made = account.run(provider)
-    remote.do("job", do="power_off", id=made.id)
+    remote.ask("job", do="power_off", id=made.id)
     remote.advance(1.5)
     assert remote.state(made.id) == "SUSPENDED"
     account.settle(lambda: remote.state(made.id) == "RUNNING")
@@ -217,7 +217,7 @@ def booter() -> Recorder:
 @pytest.fixture
 def booting(booter: Recorder) -> Iterator[Lab]:
     with lab(booter=booter) as account:
-        account.remote.do("files", **{f"{FOLDER}/init.sh": "echo hello", f"{FOLDER}/sub/wheel": "w", "/12/other": "o"})
+        account.remote.ask("files", **{f"{FOLDER}/init.sh": "echo hello", f"{FOLDER}/sub/wheel": "w", "/12/other": "o"})
         yield account
 
 
@@ -240,7 +240,7 @@ def test_the_script_runs_once_for_a_disk(booting: Lab, booter: Recorder) -> None
     made = booting.run(booting.provider())
     booting.remote.advance(60)
     assert booter.next()[2].script == "echo hello"
-    booting.remote.do("job", do="power_off", id=made.id)
+    booting.remote.ask("job", do="power_off", id=made.id)
     assert booter.next()[0] == "stop"
     booting.remote.advance(120)
     assert booter.next()[2].script == ""
@@ -248,7 +248,7 @@ def test_the_script_runs_once_for_a_disk(booting: Lab, booter: Recorder) -> None
 
 @pytest.mark.parametrize("name", ["ucloud.dk/init-script", "ucloud.dk/initscript"])
 def test_either_name_of_the_label_starts_the_script(booting: Lab, booter: Recorder, name: str) -> None:
-    booting.remote.do("script_label", name=name)
+    booting.remote.ask("script_label", name=name)
     booting.run(booting.provider())
     booting.remote.advance(60)
     assert booter.next()[2].script == "echo hello"
@@ -273,7 +273,7 @@ def test_what_runs_is_stopped_at_the_end() -> None:
 
 
 def test_it_is_a_process_of_its_own_whose_time_goes_by() -> None:
-    command = [sys.executable, "-m", "tests.fakes.ucloud", "--speed", "1000"]
+    command = [sys.executable, "-m", "tests.fakes.ucloud", "--pace", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -113,7 +113,7 @@ def test_an_operation_never_has_two_machines(seed: int) -> None:
         break_things(account)
         caller = Caller(account.provider(page_size=100), SETTLE_SECONDS)
         play(account, caller)
-        account.remote.do("heal")
+        account.remote.ask("heal")
         account.remote.advance(SETTLE_SECONDS)
         truth = account.remote.truth()
         twice = {op: jobs for op, jobs in truth["started"].items() if len(jobs) > 1}

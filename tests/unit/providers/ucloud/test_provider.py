@@ -18,8 +18,8 @@ from providers.base import (
 from providers.ucloud.errors import SETTLE_SECONDS
 from providers.ucloud.provider import UCloudProvider
 from tests.fakes.ucloud.auth import CACHE_SECONDS
+from tests.fakes.ucloud.control import Remote
 from tests.fakes.ucloud.lab import CPU, GPU, Lab, order, phase
-from tests.fakes.ucloud.remote import Remote
 
 LATE = SETTLE_SECONDS
 
@@ -146,8 +146,8 @@ def test_a_token_that_expires_in_any_call_costs_one_refresh(account: Lab, remote
 def test_a_dead_credential_is_never_an_empty_listing(account: Lab, remote: Remote, end: str) -> None:
     provider = account.provider(refresh_token_env="REFRESH")
     made = provider.create(order())
-    remote.do("credentials", do=end)
-    remote.do("credentials", do="expire")
+    remote.ask("credentials", do=end)
+    remote.ask("credentials", do="expire")
     calls: list[Callable[[], object]] = [
         provider.list,
         provider.offers,
@@ -165,7 +165,7 @@ def test_an_api_token_that_ended_works_on_for_a_minute_and_then_it_is_a_matter_o
     remote: Remote, provider: UCloudProvider, end: str
 ) -> None:
     made = provider.create(order())
-    remote.do("credentials", do=end)
+    remote.ask("credentials", do=end)
     remote.advance(CACHE_SECONDS - 1)
     assert [seen.id for seen in provider.list().instances] == [made.id]
     remote.advance(2)
@@ -187,7 +187,7 @@ def test_a_token_of_another_project_is_named(account: Lab) -> None:
 
 
 def test_no_allocation_is_a_wrong_configuration(remote: Remote, provider: UCloudProvider) -> None:
-    remote.do("wallet", category="cpu-amd-zen5", allocated=False)
+    remote.ask("wallet", category="cpu-amd-zen5", allocated=False)
     error = refusal(lambda: provider.create(order()))
     assert (error.kind, error.applied, error.scope) == (ErrorKind.CONFIG, Applied.NO, Scope.PROVIDER)
 
@@ -196,7 +196,7 @@ def test_a_quota_that_is_reached_holds_creates_and_loses_machines(
     account: Lab, remote: Remote, provider: UCloudProvider
 ) -> None:
     made = account.run(provider)
-    remote.do("wallet", category="cpu-amd-zen5", quota=0)
+    remote.ask("wallet", category="cpu-amd-zen5", quota=0)
     error = refusal(lambda: provider.create(order(2)))
     assert (error.kind, error.applied, error.scope) == (ErrorKind.QUOTA, Applied.NO, Scope.PROVIDER)
     assert error.code == "NOT_ENOUGH_COMPUTE_CREDITS"
@@ -208,7 +208,7 @@ def test_a_quota_that_is_reached_holds_creates_and_loses_machines(
 
 def test_no_room_is_silence_and_shows_in_the_offers(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
     provider.offers()  # UCloud's hint is ten seconds old: the order below is still let through
-    remote.do("capacity", **{"cpu-amd-zen5": 0})
+    remote.ask("capacity", **{"cpu-amd-zen5": 0})
     waits = provider.create(order())
     remote.advance(30)
     offers = {offer.type: offer.available for offer in provider.offers()}
@@ -224,7 +224,7 @@ def test_no_room_is_silence_and_shows_in_the_offers(account: Lab, remote: Remote
     other = account.run(provider, 3, type="cpu-old-4-vcpu")
     assert other.type == "cpu-old-4-vcpu"
     provider.delete(Ref(id=waits.id))
-    remote.do("capacity", **{"cpu-amd-zen5": 8})
+    remote.ask("capacity", **{"cpu-amd-zen5": 8})
     remote.advance(600)
     assert phase(provider, waits.id) is Phase.GONE
     assert started(remote) == 0
@@ -232,7 +232,7 @@ def test_no_room_is_silence_and_shows_in_the_offers(account: Lab, remote: Remote
 
 def test_gpu_products_need_the_probe_and_the_operators_leave(account: Lab, remote: Remote) -> None:
     assert not any(offer.resources.gpus for offer in account.provider(allow_gpu=True).offers())
-    remote.do("product", name=GPU, vm=True)
+    remote.ask("product", name=GPU, vm=True)
     plain, probed = account.provider(), account.provider(allow_gpu=True)
     assert (plain.caps.has_gpu, probed.caps.has_gpu, UCloudProvider.caps.has_gpu) == (False, True, False)
     error = refusal(lambda: plain.create(order(type=GPU)))
@@ -281,7 +281,7 @@ def test_a_stuck_job_may_start_late_and_is_still_found_and_ended(
     remote.fault("start", where="before")
     made = provider.create(order())
     remote.advance(3600)
-    remote.do("restart_provider")
+    remote.ask("restart_provider")
     account.settle(lambda: phase(provider, made.id) is Phase.RUNNING)
     assert provider.delete(Ref(id=made.id)) is Deleted.ACCEPTED
     account.settle(lambda: phase(provider, made.id) is Phase.GONE)
@@ -290,7 +290,7 @@ def test_a_stuck_job_may_start_late_and_is_still_found_and_ended(
 
 def test_a_machine_that_vanishes_is_lost_and_then_gone(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
     made = account.run(provider)
-    remote.do("job", do="vanish", id=made.id)
+    remote.ask("job", do="vanish", id=made.id)
     remote.advance(10)
     assert phase(provider, made.id) is Phase.LOST
     remote.advance(300)
@@ -300,13 +300,13 @@ def test_a_machine_that_vanishes_is_lost_and_then_gone(account: Lab, remote: Rem
 @pytest.mark.parametrize("state", ["FAILURE", "EXPIRED"])
 def test_an_end_out_of_nowhere_is_an_end(account: Lab, remote: Remote, provider: UCloudProvider, state: str) -> None:
     made = account.run(provider)
-    remote.do("job", do="state", id=made.id, state=state)
+    remote.ask("job", do="state", id=made.id, state=state)
     assert phase(provider, made.id) is Phase.GONE
 
 
 def test_an_unknown_state_changes_nothing(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
     made = account.run(provider)
-    remote.do("job", do="state", id=made.id, state="CANCELING")
+    remote.ask("job", do="state", id=made.id, state="CANCELING")
     assert phase(provider, made.id) is Phase.RUNNING
 
 
@@ -319,10 +319,10 @@ def test_a_port_is_assigned_at_the_start_and_another_after_a_suspend(
     first = provider.connect(made)
     assert first is not None
     assert (first.host, first.user) == ("ssh.example.net", "ucloud")
-    remote.do("job", do="suspend", id=made.id)
+    remote.ask("job", do="suspend", id=made.id)
     remote.advance(10)
     assert provider.connect(made) is None
-    remote.do("job", do="unsuspend", id=made.id)
+    remote.ask("job", do="unsuspend", id=made.id)
     account.settle(lambda: phase(provider, made.id) is Phase.RUNNING)
     second = provider.connect(made)
     assert second is not None
@@ -342,7 +342,7 @@ def test_pages_that_do_not_fit_together_are_no_listing(
     remote.fault("pages", "browse", times=None, mode=mode, skip=skip)
     error = refusal(provider.list)
     assert (error.kind, error.applied) == (ErrorKind.BUG, Applied.NO)
-    remote.do("heal")
+    remote.ask("heal")
     assert len(provider.list().instances) == 10
 
 
@@ -375,7 +375,7 @@ def test_new_jobs_between_pages_shift_nothing(account: Lab, remote: Remote) -> N
 
 
 def test_ended_jobs_stay_listed_as_gone(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
-    remote.do("history", count=30, labels={DEPLOYMENT_LABEL: "fleet"})
+    remote.ask("history", count=30, labels={DEPLOYMENT_LABEL: "fleet"})
     made = provider.create(order())
     seen = provider.list().instances
     assert len(seen) == 31
@@ -386,7 +386,7 @@ def test_ended_jobs_stay_listed_as_gone(account: Lab, remote: Remote, provider: 
 
 
 def test_a_foreign_job_is_neither_seen_nor_ended(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
-    foreign = remote.do("job", do="foreign", labels={OPERATION_LABEL: "op1"})["id"]
+    foreign = remote.ask("job", do="foreign", labels={OPERATION_LABEL: "op1"})["id"]
     assert provider.list().instances == ()
     assert provider.get(Ref(id=foreign)) is None
     assert provider.delete(Ref(id=foreign)) is Deleted.GONE
@@ -397,7 +397,7 @@ def test_a_foreign_job_is_neither_seen_nor_ended(account: Lab, remote: Remote, p
 
 def test_a_renamed_job_keeps_its_name_here(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
     made = provider.create(order())
-    remote.do("job", do="rename", id=made.id, name="mine now")
+    remote.ask("job", do="rename", id=made.id, name="mine now")
     found = provider.get(Ref(name=made.name))
     assert found is not None
     assert (found.id, found.name) == (made.id, made.name)
@@ -405,7 +405,7 @@ def test_a_renamed_job_keeps_its_name_here(account: Lab, remote: Remote, provide
 
 def test_a_machine_that_somebody_ended_is_gone(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
     made = account.run(provider)
-    remote.do("job", do="terminate", id=made.id)
+    remote.ask("job", do="terminate", id=made.id)
     account.settle(lambda: phase(provider, made.id) is Phase.GONE)
 
 
