@@ -278,7 +278,7 @@ class FakeRuntime(SandboxRuntime):
         return ["sha256:fake"]
 
     def die(self, sandbox_id: str, reason: DeathReason, detail: str) -> None:
-        """The engine kills the sandbox, as it does for memory."""
+        """Kill the sandbox, as an engine does for want of memory."""
         home = self._home(sandbox_id)
         death = {"reason": reason, "exit_code": 137, "detail": detail, "ended_at": datetime.now(UTC).isoformat()}
         _write(home / "death.json", json.dumps(death))
@@ -329,9 +329,9 @@ class FakeRuntime(SandboxRuntime):
 
     def _death(self, home: Path) -> Death | None:
         if (home / "death.json").exists():
-            told = json.loads((home / "death.json").read_text())
-            ended = datetime.fromisoformat(told["ended_at"])
-            return Death(DeathReason(told["reason"]), told["exit_code"], told["detail"], ended)
+            stored = json.loads((home / "death.json").read_text())
+            ended = datetime.fromisoformat(stored["ended_at"])
+            return Death(DeathReason(stored["reason"]), stored["exit_code"], stored["detail"], ended)
         if (home / "exit").exists():
             code = int((home / "exit").read_text())
             return Death(DeathReason.EXITED, code, f"its first process ended with {code}", datetime.now(UTC))
@@ -372,7 +372,7 @@ class FakeGpuRuntime(FakeRuntime):
 
 
 def _readable(descriptors: list[int], *, wait: bool = True, writable: int | None = None) -> list[int]:
-    """Those that can be read, or whose other end is gone; and ``writable`` if it can be written."""
+    """Return those that can be read, or whose other end is gone; and ``writable`` if it can be written."""
     poll = select.poll()  # select() ends at descriptor 1023
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -418,6 +418,6 @@ def _order_text(order: Order) -> str:
 
 
 def _order_of(text: str) -> Order:
-    told = json.loads(text)
-    spec = SandboxSpec.model_validate_json(json.dumps(told["spec"]))
-    return Order(told["sandbox_id"], told["generation"], told["operation_id"], spec, told["spec_hash"])
+    stored = json.loads(text)
+    spec = SandboxSpec.model_validate_json(json.dumps(stored["spec"]))
+    return Order(stored["sandbox_id"], stored["generation"], stored["operation_id"], spec, stored["spec_hash"])

@@ -23,7 +23,7 @@ ALL = (*GVISOR, "docker-runc")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives each test its engines."""
+    """Give each test its engines."""
     if "lab" in metafunc.fixturenames:
         names = ALL if getattr(metafunc.function, "also_on_runc", False) else GVISOR
         if getattr(metafunc.function, "docker_only", False):
@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here needs the real engines."""
+    """Mark everything here: it needs the real engines."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: TestImages) -> Iterator[Lab]:
-    """An engine; at the end of its tests it has to have left nothing at all."""
+    """Open an engine, and check at the end of its tests that it has left nothing at all."""
     name: str = request.param
     root = Path(tempfile.mkdtemp(prefix="sfn-", dir="/tmp"))
     tag = hashlib.sha256(str(root).encode()).hexdigest()[:8]
@@ -78,6 +78,6 @@ def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: Test
 
 @pytest.fixture(scope="module")
 def box(lab: Lab) -> Iterator[Box]:
-    """A running sandbox that the tests of a module share."""
+    """Create a running sandbox that the tests of a module share."""
     with lab.sandbox() as shared:
         yield shared

@@ -51,25 +51,25 @@ class Lab:
     made: list[str] = field(default_factory=list)
 
     def spec(self, **fields: Any) -> SandboxSpec:
-        """A spec with small amounts; ``fields`` as a client would send them."""
+        """Return a spec with small amounts; ``fields`` as a client would send them."""
         base = {"id": f"t-{uuid.uuid4().hex[:12]}", "image": self.images.busybox, "command": PAUSE, "memory_mb": 128}
         return SandboxSpec.model_validate(base | {"disk_mb": 64, "cpus": 2} | self.fields | fields)
 
     def order(self, generation: int = 1, **fields: Any) -> Order:
-        """An order for a new sandbox; one of the given id where ``fields`` hold it."""
+        """Return an order for a new sandbox, or for the id that ``fields`` hold."""
         spec = self.spec(**fields)
         self.made.append(spec.id)
         return Order(spec.id, generation, f"op-{uuid.uuid4().hex}", spec, spec.sha256())
 
     def create(self, generation: int = 1, **fields: Any) -> "Box":
-        """A running sandbox, removed at the end of the test run at the latest."""
+        """Create a running sandbox, which is removed at the end of the test run at the latest."""
         order = self.order(generation, **fields)
         self.runtime.create(order)
         return Box(self, order)
 
     @contextlib.contextmanager
     def sandbox(self, **fields: Any) -> Iterator["Box"]:
-        """A running sandbox for one test."""
+        """Create a running sandbox for one test."""
         box = self.create(**fields)
         try:
             yield box
@@ -77,12 +77,12 @@ class Lab:
             self.runtime.delete(box.id)
 
     def found(self, sandbox_id: str, runtime: SandboxRuntime | None = None) -> Found | None:
-        """What the engine says of one sandbox."""
+        """Return what the engine has of one sandbox."""
         everything = (runtime or self.runtime).found()
         return next((found for found in everything if found.order.sandbox_id == sandbox_id), None)
 
     def delete_all(self) -> None:
-        """Removes every sandbox that a test made."""
+        """Remove every sandbox that a test made."""
         while self.made:
             self.runtime.delete(self.made.pop())
 
@@ -99,11 +99,11 @@ class Box:
         return self.order.sandbox_id
 
     def exec(self, *argv: str, stdin: bool = False, **fields: Any) -> ExecProcess:
-        """Starts a process."""
+        """Start a process."""
         return self.lab.runtime.exec(self.id, ExecCommand(argv, stdin=stdin, **fields))
 
     def run(self, *argv: str, stdin: bytes | None = None, **fields: Any) -> Result:
-        """Runs a process to its end."""
+        """Run a process to its end."""
         process = self.exec(*argv, stdin=stdin is not None, **fields)
         with contextlib.closing(process):
             if stdin is not None:
@@ -116,11 +116,11 @@ class Box:
         return Result(ended.code, ended.signal, stdout, stderr)
 
     def sh(self, script: str, **fields: Any) -> Result:
-        """Runs a script with the image's shell."""
+        """Run a script with the image's shell."""
         return self.run("sh", "-c", script, **fields)
 
     def go(self) -> None:
-        """Lets a first process go on that waits `UNTIL_GO`.
+        """Let a first process go on that waits `UNTIL_GO`.
 
         It may end the sandbox before this exec is seen to end; what counts is that the file is there.
         """
@@ -131,7 +131,7 @@ class Box:
                 raise
 
     def text(self, script: str, **fields: Any) -> str:
-        """What a script that succeeds prints, without the last newline."""
+        """Run a script that succeeds, and return what it prints without the last newline."""
         result = self.sh(script, **fields)
         assert result.code == 0, result
         return result.stdout.decode().removesuffix("\n")
@@ -143,7 +143,7 @@ def _feed(process: ExecProcess, data: bytes) -> None:
 
 
 def read_all(process: ExecProcess) -> tuple[bytes, bytes]:
-    """Both outputs until the end of the process."""
+    """Return both outputs until the end of the process."""
     parts: dict[Stream, list[bytes]] = {Stream.STDOUT: [], Stream.STDERR: []}
     while (chunk := process.read()) is not None:
         parts[chunk.stream].append(chunk.data)
@@ -151,7 +151,7 @@ def read_all(process: ExecProcess) -> tuple[bytes, bytes]:
 
 
 def read_until(process: ExecProcess, wanted: bytes, stream: Stream = Stream.STDOUT) -> bytes:
-    """Output up to and including ``wanted``; fails when the process ends before."""
+    """Return output up to and including ``wanted``; fail when the process ends before."""
     seen = b""
     while wanted not in seen:
         chunk = process.read()
@@ -162,7 +162,7 @@ def read_until(process: ExecProcess, wanted: bytes, stream: Stream = Stream.STDO
 
 
 def in_thread(work: Callable[..., Value], *args: Any) -> "Future[Value]":
-    """Calls ``work`` in a thread of its own that does not keep a failing test run alive."""
+    """Call ``work`` in a thread of its own that does not keep a failing test run alive."""
     future: Future[Value] = Future()
 
     def call() -> None:

@@ -7,18 +7,18 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def also_on_runc(test: Test) -> Test:
-    """Runs a test on Docker with plain runc too."""
+    """Run a test on Docker with plain runc too."""
     test.also_on_runc = True  # type: ignore[attr-defined]
     return test
 
 
 def docker_only(test: Test) -> Test:
-    """Runs a test on Docker alone, with gVisor."""
+    """Run a test on Docker alone, with gVisor."""
     test.docker_only = True  # type: ignore[attr-defined]
     return test
 
 
 def runsc_only(test: Test) -> Test:
-    """Runs a test on the direct runtime alone."""
+    """Run a test on the direct runtime alone."""
     test.runsc_only = True  # type: ignore[attr-defined]
     return test

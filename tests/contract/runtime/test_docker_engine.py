@@ -84,12 +84,12 @@ def test_sweep_removes_debris_of_its_tag_and_nothing_else(lab: Lab, client: Any)
     mounts.mount("tmpfs", remains / "volume", "tmpfs", 0, "size=1m")
     try:
         with lab.sandbox() as box:
-            told = lab.runtime.sweep()
+            swept = lab.runtime.sweep()
             assert box.text("echo up") == "up"
         left = {entry["Id"] for entry in client.containers(all=True)}
         networks = {entry["Name"] for entry in client.networks()}
 
-        assert len(told) == 3
+        assert len(swept) == 3
         assert own_container not in left
         assert foreign_container in left
         assert own_network not in networks

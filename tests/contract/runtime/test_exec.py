@@ -18,7 +18,7 @@ def test_exit_code_is_the_processs_own(box: Box, code: int) -> None:
 
 @also_on_runc
 @pytest.mark.parametrize("number", [1, 9, 15])
-def test_death_by_signal_is_told_as_a_shell_does(box: Box, number: int) -> None:
+def test_death_by_signal_gives_the_exit_code_of_a_shell(box: Box, number: int) -> None:
     result = box.sh(f"kill -{number} $$; echo survived")
 
     assert (result.code, result.signal, result.stdout) == (128 + number, number, b"")
@@ -105,7 +105,7 @@ def test_missing_working_directory_is_a_start_error(box: Box) -> None:
     ("user", "ids"),
     [(None, "1000 1000"), ("0", "0 0"), ("1234:77", "1234 77"), ("agent", "1234 1234"), ("root", "0 0")],
 )
-def test_user(box: Box, user: str | None, ids: str) -> None:
+def test_user_and_group_of_a_process(box: Box, user: str | None, ids: str) -> None:
     assert box.text("echo $(id -u) $(id -g)", user=user) == ids
 
 

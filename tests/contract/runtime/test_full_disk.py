@@ -33,7 +33,7 @@ class SmallNode:
 
     @contextlib.contextmanager
     def full(self, leave: int = 0) -> Iterator[None]:
-        """All but ``leave`` bytes are taken."""
+        """Take all but ``leave`` bytes of the disk."""
         status = os.statvfs(self.disk)
         ballast = self.disk / "ballast"
         with ballast.open("wb") as file:
@@ -49,7 +49,7 @@ class SmallNode:
             ballast.unlink()
 
     def files(self) -> set[str]:
-        """All that lies below the node's root."""
+        """Return all that lies below the node's root."""
         return {str(path.relative_to(self.lab.root)) for path in self.lab.root.rglob("*")}
 
 
@@ -59,7 +59,7 @@ def _run(*command: str) -> None:
 
 @pytest.fixture
 def node(docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
-    """A node with a disk of `DISK_MIB`."""
+    """Open a node with a disk of `DISK_MIB`."""
     home = Path(tempfile.mkdtemp(prefix="sff-", dir="/tmp"))
     image, disk = home / "disk.ext4", home / "d"
     with image.open("wb") as file:
@@ -133,7 +133,7 @@ def test_what_runs_can_be_used_and_deleted_on_a_full_disk(node: SmallNode) -> No
         assert node.lab.runtime.found() == []
 
 
-def test_a_death_on_a_full_disk_is_told(node: SmallNode) -> None:
+def test_a_death_on_a_full_disk_is_reported(node: SmallNode) -> None:
     with node.lab.sandbox(command=["sh", "-c", "while [ ! -e /workspace/go ]; do sleep 0.05; done; exit 7"]) as box:
         box.text("touch /workspace/go.tmp && sync")
         with node.full():

@@ -51,7 +51,7 @@ def test_sixteen_creates_of_one_sandbox_make_one(lab: Lab) -> None:
 
 @also_on_runc
 @pytest.mark.parametrize("code", [0, 3])
-def test_first_processs_end_is_told_with_its_exit_code(lab: Lab, code: int) -> None:
+def test_first_processs_end_is_reported_with_its_exit_code(lab: Lab, code: int) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; exit {code}"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
         box.go()

@@ -1,5 +1,6 @@
 """What a sandbox shows from outside: its first process's output, its use, the node's images."""
 
+from gateway.wire.states import DeathReason
 from node_agent.runtime.base import Stream
 from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread
 from tests.contract.runtime.marks import also_on_runc
@@ -10,13 +11,14 @@ def test_logs_by_stream_and_offset(lab: Lab) -> None:
     with lab.sandbox(command=["sh", "-c", f"{UNTIL_GO}; echo out one; echo out two; printf '\\377\\000' >&2"]) as box:
         ending = in_thread(lab.runtime.wait, box.id)
         box.go()
-        ending.result()
+        death = ending.result()
 
         out = lab.runtime.logs(box.id, Stream.STDOUT, 0, 1000)
         part = lab.runtime.logs(box.id, Stream.STDOUT, 8, 3)
         err = lab.runtime.logs(box.id, Stream.STDERR, 0, 1000)
         beyond = lab.runtime.logs(box.id, Stream.STDOUT, 999, 10)
 
+    assert (death.reason, death.exit_code) == (DeathReason.EXITED, 0)
     assert (out.data, out.size) == (b"out one\nout two\n", 16)
     assert (part.data, part.size) == (b"out", 16)
     assert (err.data, err.size) == (b"\xff\x00", 2)

@@ -27,7 +27,7 @@ def online(lab: Lab, outside: None) -> Iterator[Box]:
 
 
 def _answer(box: Box, address: str, port: int = PORT) -> str:
-    """What a server says, or nothing when it cannot be reached within a second."""
+    """Return what a server sends, or nothing when it cannot be reached within a second."""
     return box.sh(f"nc -w 1 {address} {port} </dev/null").stdout.decode().strip()
 
 

@@ -73,7 +73,7 @@ def test_exec_in_a_paused_sandbox_is_refused(lab: Lab) -> None:
         assert failure.value.code is ErrorCode.SANDBOX_NOT_RUNNING
 
 
-def test_usage_of_a_paused_sandbox_is_told(lab: Lab) -> None:
+def test_usage_of_a_paused_sandbox_is_known(lab: Lab) -> None:
     with lab.sandbox() as box:
         lab.runtime.pause(box.id)
 
@@ -106,7 +106,7 @@ def test_paused_sandbox_takes_no_processor_time(lab: Lab) -> None:
 
 
 def _cpu_seconds_of(group: Cgroup) -> float:
-    """What a group takes in two seconds; its first moments, in which a pause still comes to its end, left out."""
+    """Measure what a group takes in two seconds, after the moments in which a pause still comes to its end."""
     time.sleep(0.2)
     before = group.cpu_seconds()
     time.sleep(2)

@@ -149,7 +149,7 @@ def test_signal_reaches_the_group(box: Box) -> None:
 
 @also_on_runc
 def test_kill_ends_the_group_and_everything_below_it(box: Box) -> None:
-    # A child, its child in a session of its own, and one whose parent is gone: all are told by the argument of sleep.
+    # A child, its child in a session of its own, and one whose parent is gone: all are found by the argument of sleep.
     script = "setsid sh -c 'sleep 77001 & sleep 77002' & sleep 77003 & (sleep 77004 &) ; echo so far; sleep 77005"
     with contextlib.closing(box.exec("sh", "-c", script)) as process:
         read_until(process, b"so far\n")

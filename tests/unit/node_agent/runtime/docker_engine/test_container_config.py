@@ -1,4 +1,4 @@
-"""What Docker is told for an order."""
+"""The container that Docker is asked for, decided from an order."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from node_agent.host.accounts import Account
 from node_agent.host.images import EngineImage
 from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import container_config, probe
-from tests.unit.node_agent.docker_engine.fake_daemon import http_daemon
+from tests.unit.node_agent.runtime.docker_engine.fake_daemon import http_daemon
 
 IMAGE = EngineImage("sha256:1", "sha256:2", {}, (), ("default",), "", "/")
 PLACE = container_config.HostParts(

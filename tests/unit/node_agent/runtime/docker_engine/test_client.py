@@ -14,7 +14,7 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import Stream
 from node_agent.runtime.docker_engine.client import StreamRefusedError, UpgradedStream
-from tests.unit.node_agent.docker_engine.fake_daemon import UPGRADED, daemon, frame
+from tests.unit.node_agent.runtime.docker_engine.fake_daemon import UPGRADED, daemon, frame
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ def mark(kind: str, value: str) -> bytes:
 
 
 def joined(items: list[bytes | Mark]) -> list[bytes | Mark]:
-    """Neighbouring pieces of output as one."""
+    """Join neighbouring pieces of output."""
     merged: list[bytes | Mark] = []
     for item in items:
         if isinstance(item, bytes) and merged and isinstance(merged[-1], bytes):

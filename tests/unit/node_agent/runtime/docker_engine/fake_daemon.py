@@ -16,13 +16,13 @@ Serve = Callable[[socket.socket], None]
 
 
 def frame(stream: int, data: bytes) -> bytes:
-    """One frame of Docker's multiplexed stream."""
+    """Return one frame of Docker's multiplexed stream."""
     return struct.pack(">BxxxL", stream, len(data)) + data
 
 
 @contextlib.contextmanager
 def daemon(path: Path, serve: Serve) -> Iterator[str]:
-    """A daemon that reads one request and lets ``serve`` answer it; its URL."""
+    """Run a daemon that reads one request and lets ``serve`` answer it; yields its URL."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -44,7 +44,7 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
 
 @contextlib.contextmanager
 def http_daemon(path: Path, answer: object) -> Iterator[tuple[str, "queue.Queue[tuple[str, Any]]"]]:
-    """A daemon that answers one call with 201 and ``answer``; its URL, and the call's path and body."""
+    """Run a daemon that answers one call with 201 and ``answer``; yields its URL, and the call's path and body."""
     received: queue.Queue[tuple[str, Any]] = queue.Queue()
 
     def serve(listener: socket.socket) -> None:

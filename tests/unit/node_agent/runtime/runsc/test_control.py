@@ -112,7 +112,7 @@ def test_exec_of_two_mebibytes_is_sent_whole(sentry: Any) -> None:
     assert played.requests[0]["arg"]["argv"] == list(argv)
 
 
-def test_error_is_told_in_the_sentrys_words(sentry: Any) -> None:
+def test_error_carries_the_sentrys_words(sentry: Any) -> None:
     control, _ = sentry(lambda request: b'{"success":false,"err":"no such file"}')
 
     with pytest.raises(ControlError, match="no such file"):

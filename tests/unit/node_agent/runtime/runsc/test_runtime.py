@@ -178,7 +178,7 @@ def test_pause_that_a_crash_cut_short_is_settled_by_asking(
 
 @pytest.fixture
 def command_line(bench: Bench) -> Iterator[Bench]:
-    """The runtime as it is where the control socket failed its test."""
+    """Use the runtime as it is where the control socket failed its test."""
     probed = bench.runtime._engine()
     bench.runtime._probed = dataclasses.replace(probed, runsc=dataclasses.replace(probed.runsc, socket=False))
     yield bench

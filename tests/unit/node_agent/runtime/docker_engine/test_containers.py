@@ -29,7 +29,7 @@ def inspected(**state: Any) -> dict[str, Any]:
         ("removing", EngineState.DEAD),
     ],
 )
-def test_states(word: str, state: EngineState) -> None:
+def test_states_of_docker_have_the_ports_names(word: str, state: EngineState) -> None:
     assert containers.state(inspected(Status=word)) is state
 
 
@@ -43,7 +43,7 @@ def test_states(word: str, state: EngineState) -> None:
         ("gvisor", 1, True, DeathReason.OOM),  # the sandbox's kernel was killed
     ],
 )
-def test_deaths(isolation: Isolation, code: int, oom: bool, reason: DeathReason) -> None:
+def test_deaths_have_their_reasons(isolation: Isolation, code: int, oom: bool, reason: DeathReason) -> None:
     death = containers.death(inspected(ExitCode=code, OOMKilled=oom), isolation)
 
     assert (death.reason, death.exit_code) == (reason, code)

@@ -39,7 +39,7 @@ def test_death(end: ObservedEnd, memory: MemoryEvents, disk_full: bool, reason: 
     assert death.detail
 
 
-def test_memory_of_the_sandbox_and_of_the_node_are_told_apart() -> None:
+def test_detail_tells_the_sandboxs_memory_from_the_nodes() -> None:
     own, host = (
         death_of(ObservedEnd(killed=True), memory=m, disk_full=False, ended_at=NOW) for m in (OWN_LIMIT, HOST_FULL)
     )
