@@ -58,7 +58,7 @@ class SimulatedNode:
 
 
 @dataclass
-class PreparedUnits:
+class UnclaimedUnits:
     """Units that were asked for ahead and are not claimed yet."""
 
     id: str
@@ -109,7 +109,7 @@ class SimulatedGateway:
     """Those that wait, by `Requirements.key`."""
     _builds: deque[TraceJob] = field(default_factory=deque)
     _signals: dict[str, WaitingSandbox] = field(default_factory=dict)
-    _prepared: list[PreparedUnits] = field(default_factory=list)
+    _prepared: list[UnclaimedUnits] = field(default_factory=list)
     _places: dict[str, str] = field(default_factory=dict)
     """The node of each running job."""
     _open_builds: int = 0
@@ -174,7 +174,7 @@ class SimulatedGateway:
 
     def prepare(self, job: TraceJob, count: int, expires_at: float) -> None:
         """Ask ahead for capacity for ``count`` jobs like this one."""
-        self._prepared.append(PreparedUnits(f"prepared-{job.id}", requirements_of(job), count, expires_at))
+        self._prepared.append(UnclaimedUnits(f"prepared-{job.id}", requirements_of(job), count, expires_at))
 
     def submit(self, jobs: Iterable[TraceJob]) -> None:
         """Accept jobs, and start those that find room."""
@@ -322,7 +322,7 @@ class SimulatedGateway:
             operation_id=known.operation_id,
         )
 
-    def _prepared_capacity(self, units: PreparedUnits) -> PreparedCapacity:
+    def _prepared_capacity(self, units: UnclaimedUnits) -> PreparedCapacity:
         return PreparedCapacity(
             prepare_id=units.id,
             resources=units.needs.shape,

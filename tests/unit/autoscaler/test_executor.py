@@ -1,4 +1,4 @@
-"""What is written down when the calls of a plan fail."""
+"""Carrying out plans: what is written down when calls fail, boots are slow, or the world changes in between."""
 
 import itertools
 from dataclasses import replace
@@ -28,17 +28,20 @@ from providers.base import (
 from providers.testing.fake import FakeCloud, FakeProvider
 from tests.scenario.autoscaler.fleet import DEPLOYMENT, Fleet, pool
 
+PROGRESS = "copies the disk"
+"""The provider's own word on a boot."""
 
-class Telling(FakeProvider):
-    """A cloud that tells of steps until its machines run."""
+
+class ReportingProvider(FakeProvider):
+    """A provider that reports progress until its instances run."""
 
     def list(self) -> Inventory:
         found = super().list()
-        told = (
-            replace(each, progress_at=found.taken_at if each.phase is Phase.BOOTING else None, detail="copies the disk")
+        reported = (
+            replace(each, progress_at=found.taken_at if each.phase is Phase.BOOTING else None, detail=PROGRESS)
             for each in found.instances
         )
-        return replace(found, instances=tuple(told))
+        return replace(found, instances=tuple(reported))
 
 
 class SlowFleet(Fleet):
@@ -50,7 +53,7 @@ class SlowFleet(Fleet):
         return FakeCloud(boot_seconds=self.boots)
 
     def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
-        return Telling(cloud, DEPLOYMENT)
+        return ReportingProvider(cloud, DEPLOYMENT)
 
 
 class EndlessFleet(SlowFleet):
@@ -68,8 +71,8 @@ def test_a_slow_boot_that_makes_progress_becomes_a_node(tmp_path: Path) -> None:
     (sandbox,) = fleet.ask()
     fleet.until(lambda: sandbox in fleet.gateway.placed)
     assert len(fleet.cloud.created) == 1
-    (told,) = kinds(fleet, "extended")
-    assert told.endswith("it gets 300 s more, once; the provider reports: copies the disk")
+    (reason,) = kinds(fleet, "extended")
+    assert PROGRESS in reason
 
 
 def test_an_endless_boot_is_extended_once(tmp_path: Path) -> None:
@@ -77,9 +80,8 @@ def test_an_endless_boot_is_extended_once(tmp_path: Path) -> None:
     fleet.ask()
     fleet.until(lambda: bool(kinds(fleet, "deleting")))
     assert len(kinds(fleet, "extended")) == 1
-    assert kinds(fleet, "deleting") == [
-        "it did not run within 602 s, more time included; the provider reports: copies the disk"
-    ]
+    (reason,) = kinds(fleet, "deleting")
+    assert PROGRESS in reason
 
 
 def test_a_failed_delete_backs_scale_down_of_its_pool_off(tmp_path: Path) -> None:
@@ -90,11 +92,12 @@ def test_a_failed_delete_backs_scale_down_of_its_pool_off(tmp_path: Path) -> Non
     fleet.cloud.fail_next("delete", ErrorKind.BUSY, Applied.NO)
     fleet.until(lambda: fleet.states() == ["deleting"])
     (row,) = fleet.journal.open_intents()
-    assert row.detail == "busy: fake: delete answered busy"
+    assert row.detail.startswith(ErrorKind.BUSY)
     held = fleet.journal.backoffs()[backoff.closing_key("cpu")]
     assert held.until - held.failed_at == backoff.CLOSING_SECONDS
-    (told,) = [event for event in fleet.journal.events(20) if event.kind == "backoff"]
-    assert told.detail == f"nothing is closed for 180 s: {row.name}: {row.detail}"
+    (event,) = kinds(fleet, "backoff")
+    assert row.name in event
+    assert row.detail in event
     fleet.until(lambda: fleet.states() == [])
 
 
@@ -106,9 +109,7 @@ def test_a_new_node_bundle_replaces_nodes_of_the_old_one(tmp_path: Path) -> None
     assert fleet.cloud.created[0].labels[SPEC_LABEL] == row.spec
     fleet.gateway.bundle_sha256 = "b" * 64
     fleet.until(lambda: [i.spec for i in fleet.journal.open_intents()] == ["s1-bbbbbbbbbbbb"])
-    assert [event.detail for event in fleet.journal.events(50) if event.kind == "draining"] == [
-        "it was made with an older node bundle; another has its place"
-    ]
+    assert len(kinds(fleet, "draining")) == 1
     for _ in range(100):
         fleet.tick()
     assert len(fleet.cloud.created) == 2
