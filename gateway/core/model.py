@@ -97,7 +97,7 @@ class PreparedKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class PreparedUnits:
+class PreparedBatch:
     """Capacity that was asked for ahead: units of one kind, as the store has them."""
 
     id: str

@@ -14,7 +14,7 @@ from gateway.errors import ApiError
 from gateway.services.bundle import BundleService
 from gateway.services.capacity import CapacityService, PreparedService
 from gateway.services.controllers import Controllers, NodeOrders, ServiceContext
-from gateway.services.expiry import Activity, Expiry
+from gateway.services.expiry import Activity, Reaper
 from gateway.services.node_credentials import NodeDirectory, lock_state, node_secret
 from gateway.services.node_monitor import NodeMonitor
 from gateway.services.nodes import NodeService
@@ -40,7 +40,7 @@ class Internals:
     lock: IO[str]
     context: ServiceContext
     controllers: Controllers
-    expiry: Expiry
+    reaper: Reaper
     node_monitor: NodeMonitor
     activity: Activity
     peers: Peers
@@ -48,13 +48,13 @@ class Internals:
     def subscribe(self) -> None:
         """Subscribe everything that reacts to changes of sandboxes, but for `Activity`."""
         uow, routes, scheduler = self.context.uow, self.context.routes, self.context.scheduler
-        for listener in (routes.on_change, scheduler.on_change, self.controllers.on_change, self.expiry.on_change):
+        for listener in (routes.on_change, scheduler.on_change, self.controllers.on_change, self.reaper.on_change):
             uow.subscribe(listener)
         for listener in (
             routes.on_change,
             scheduler.on_change,
             self.controllers.on_peer_change,
-            self.expiry.on_peer_change,
+            self.reaper.on_peer_change,
         ):
             uow.subscribe_to_peers(listener)
 
@@ -62,9 +62,9 @@ class Internals:
         """Return the endless loops of the background by name."""
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "scheduler": self.context.scheduler.run,
-            "ttls": self.expiry.ttls.run,
-            "leases": self.expiry.leases.run,
-            "housekeeping": self.expiry.housekeep,
+            "ttls": self.reaper.ttls.run,
+            "leases": self.reaper.leases.run,
+            "housekeeping": self.reaper.housekeep,
             "node monitor": self.node_monitor.run,
             "activity": self.activity.run,
         }
@@ -165,14 +165,14 @@ def build(
         new_id=new_id,
     )
     activity = Activity(db, clock)
-    expiry = Expiry(uow, activity, clock, settings)
+    reaper = Reaper(uow, activity, clock, settings)
     heartbeat_limits = HeartbeatLimits(settings.unreachable_after, settings.lost_after)
     node_monitor = NodeMonitor(uow, clock, new_id, heartbeat_limits)
     token_service = TokenService(db, clock, new_id)
-    internals = Internals(db, lock, context, Controllers(context), expiry, node_monitor, activity, Peers(uow, clock))
+    internals = Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock))
     return Services(
-        sandboxes=SandboxService(context, activity, expiry, settings),
-        nodes=NodeService(context, node_monitor, expiry, token_service, settings),
+        sandboxes=SandboxService(context, activity, reaper, settings),
+        nodes=NodeService(context, node_monitor, reaper, token_service, settings),
         capacity=CapacityService(db, clock, scheduler),
         prepared=PreparedService(db, clock, new_id),
         tokens=token_service,

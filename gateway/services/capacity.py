@@ -10,7 +10,7 @@ from typing import Final
 
 from sqlmodel import Session
 
-from gateway.core.model import PreparedKind, PreparedUnits
+from gateway.core.model import PreparedBatch, PreparedKind
 from gateway.core.placement import NeverFits, Requirements
 from gateway.errors import ApiError
 from gateway.services import errors
@@ -84,7 +84,7 @@ class PreparedService:
         self._clock = clock
         self._new_id = new_id
 
-    async def prepare(self, request: PrepareRequest) -> PreparedUnits:
+    async def prepare(self, request: PrepareRequest) -> PreparedBatch:
         """Prepare units of one shape; the same id replaces what was asked for under it.
 
         Raises:
@@ -94,7 +94,7 @@ class PreparedService:
         fresh = self._fresh(PreparedKind.SANDBOX, request, request.shape)
         asked = replace(fresh, runtime=request.chosen_runtime, isolation=request.isolation, image=request.image)
 
-        def fn(session: Session) -> PreparedUnits:
+        def fn(session: Session) -> PreparedBatch:
             answer = place_one(session, Requirements(asked.shape, asked.runtime, asked.isolation))
             if isinstance(answer, NeverFits):
                 raise errors.never_fits(f"capacity {asked.id}", asked.shape, answer)
@@ -102,16 +102,16 @@ class PreparedService:
 
         return await self._db.write(fn)
 
-    async def prepare_builders(self, request: BuilderPrepareRequest) -> PreparedUnits:
+    async def prepare_builders(self, request: BuilderPrepareRequest) -> PreparedBatch:
         """Prepare builders. Raises as `prepare`, but for ``NEVER_FITS``."""
         asked = self._fresh(PreparedKind.BUILDER, request, Shape())
         return await self._db.write(lambda session: _put(session, asked))
 
-    async def delete(self, kind: PreparedKind, prepare_id: str) -> PreparedUnits | None:
+    async def delete(self, kind: PreparedKind, prepare_id: str) -> PreparedBatch | None:
         """Take back what nobody claimed; return it, or ``None`` where there is nothing of that kind and id."""
         now = self._clock.now()
 
-        def fn(session: Session) -> PreparedUnits | None:
+        def fn(session: Session) -> PreparedBatch | None:
             found = capacity.get(session, kind, prepare_id, now)
             if found is None:
                 return None
@@ -123,9 +123,9 @@ class PreparedService:
 
     def _fresh(
         self, kind: PreparedKind, request: PrepareRequest | BuilderPrepareRequest, shape: Shape
-    ) -> PreparedUnits:
+    ) -> PreparedBatch:
         now = self._clock.now()
-        return PreparedUnits(
+        return PreparedBatch(
             id=request.id or f"{_PREFIXES[kind]}-{self._new_id()[:16]}",
             batch=self._new_id(),
             kind=kind,
@@ -137,7 +137,7 @@ class PreparedService:
         )
 
 
-def _put(session: Session, asked: PreparedUnits) -> PreparedUnits:
+def _put(session: Session, asked: PreparedBatch) -> PreparedBatch:
     now = asked.updated_at
     other = next(kind for kind in PreparedKind if kind is not asked.kind)
     namesake = capacity.get(session, other, asked.id, now)

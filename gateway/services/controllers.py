@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 FIRST_BACKOFF: Final = 0.1
 MAX_BACKOFF: Final = 5.0
-Step = Callable[[Sandbox], Awaitable[bool]]
-"""Gives the order of a sandbox's operation once; returns whether that settled the operation."""
-
 RESTART_PATIENCE: Final = 20.0
 """Seconds for which a node may refuse a restart before it fails; less than a caller waits for it."""
+
+Step = Callable[[Sandbox], Awaitable[bool]]
+"""Gives the order of a sandbox's operation once; returns whether that settled the operation."""
 
 
 class NodeOrders(Protocol):

@@ -91,7 +91,7 @@ class Activity:
             del self._used[next(iter(self._used))]
 
 
-class Expiry:
+class Reaper:
     """Ends sandboxes whose time is over, and deletes rows that nobody needs any more."""
 
     def __init__(self, uow: UnitOfWork, activity: Activity, clock: AsyncClock, settings: GatewaySettings) -> None:

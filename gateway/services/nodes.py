@@ -12,7 +12,7 @@ from gateway.core.inventory import OrphanRemoval, RowUpdate
 from gateway.core.model import JoinGrant, Node, NodeAddress, Sandbox
 from gateway.errors import ApiError
 from gateway.services.controllers import ServiceContext
-from gateway.services.expiry import Expiry
+from gateway.services.expiry import Reaper
 from gateway.services.node_monitor import NodeMonitor, give_up
 from gateway.services.registration import JoinRequest, check_url, register
 from gateway.services.to_wire import node_record
@@ -54,13 +54,13 @@ class NodeService:
         self,
         context: ServiceContext,
         node_monitor: NodeMonitor,
-        expiry: Expiry,
+        reaper: Reaper,
         token_service: TokenService,
         settings: GatewaySettings,
     ) -> None:
         self._context = context
         self._node_monitor = node_monitor
-        self._expiry = expiry
+        self._reaper = reaper
         self._tokens = token_service
         self._settings = settings
         self._seen: dict[str, Mapping[str, int]] = {}
@@ -189,7 +189,7 @@ class NodeService:
                 self._context.scheduler.forgive(node_id)
                 if node_health.capacity_changed(saved.before, saved.after):
                     self._context.scheduler.wake()
-                await self._expiry.end_idle(saved.rows, beat.inventory)
+                await self._reaper.end_idle(saved.rows, beat.inventory)
         orphans = [decision for decision in saved.decisions if isinstance(decision, OrphanRemoval)]
         return HeartbeatAnswer(
             remove=[Removal(sandbox_id=orphan.sandbox_id, generation=orphan.generation) for orphan in orphans],

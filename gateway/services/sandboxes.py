@@ -21,7 +21,7 @@ from gateway.core.model import Node, NodeAddress, Route, Sandbox
 from gateway.errors import ApiError
 from gateway.services import errors
 from gateway.services.controllers import ServiceContext
-from gateway.services.expiry import Activity, Expiry
+from gateway.services.expiry import Activity, Reaper
 from gateway.services.scheduler import AdmissionRequest, Admitted, admit
 from gateway.services.to_wire import cursor_after, read_cursor, sandbox_record
 from gateway.services.unit_of_work import SandboxWatch, Written
@@ -54,12 +54,12 @@ class _Located:
 class SandboxService:
     """Sandboxes as clients see them."""
 
-    def __init__(self, context: ServiceContext, activity: Activity, expiry: Expiry, settings: GatewaySettings) -> None:
+    def __init__(self, context: ServiceContext, activity: Activity, reaper: Reaper, settings: GatewaySettings) -> None:
         self._context = context
         self._uow = context.uow
         self._clock = context.clock
         self._activity = activity
-        self._expiry = expiry
+        self._reaper = reaper
         self._settings = settings
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._waits = 0
@@ -139,7 +139,7 @@ class SandboxService:
 
     def _renew_wait(self, sandbox_id: str) -> None:
         """Renew the lease of a waiting sandbox; other gateways learn of that from the row's activity."""
-        self._expiry.renew(sandbox_id)
+        self._reaper.renew(sandbox_id)
         self.touch(sandbox_id)
 
     @contextmanager

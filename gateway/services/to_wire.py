@@ -5,7 +5,7 @@ import binascii
 import json
 from datetime import datetime
 
-from gateway.core.model import NodeLoad, PreparedUnits, Sandbox, Token
+from gateway.core.model import NodeLoad, PreparedBatch, Sandbox, Token
 from gateway.errors import ApiError
 from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
@@ -64,7 +64,7 @@ def node_record(load: NodeLoad) -> NodeRecord:
     )
 
 
-def prepared_capacity(prepared: PreparedUnits) -> PreparedCapacity:
+def prepared_capacity(prepared: PreparedBatch) -> PreparedCapacity:
     """Return prepared sandboxes as clients see them."""
     return PreparedCapacity(
         prepare_id=prepared.id,
@@ -80,7 +80,7 @@ def prepared_capacity(prepared: PreparedUnits) -> PreparedCapacity:
     )
 
 
-def prepared_builders(prepared: PreparedUnits) -> PreparedBuilders:
+def prepared_builders(prepared: PreparedBatch) -> PreparedBuilders:
     """Return prepared builders as clients see them."""
     return PreparedBuilders(
         prepare_id=prepared.id,

@@ -8,25 +8,25 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlmodel import Session, col
 
-from gateway.core.model import PreparedKind, PreparedUnits
+from gateway.core.model import PreparedBatch, PreparedKind
 from gateway.store.db import StaleError, affected
 from gateway.store.tables import CeilingRow, PreparedRow
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
 
-_PLAIN: Final = frozenset(field.name for field in fields(PreparedUnits)) - {"kind", "shape"}
+_PLAIN: Final = frozenset(field.name for field in fields(PreparedBatch)) - {"kind", "shape"}
 
 # -- prepared units ---------------------------------------------------------------------------------------------------
 
 
-def get(session: Session, kind: PreparedKind, prepare_id: str, now: datetime) -> PreparedUnits | None:
+def get(session: Session, kind: PreparedKind, prepare_id: str, now: datetime) -> PreparedBatch | None:
     """Return what is prepared under this id and has not expired, also when every unit is claimed."""
     row = session.get(PreparedRow, prepare_id)
     return None if row is None or row.kind != kind.value or row.expires_at <= now else _units_of(row)
 
 
-def unclaimed(session: Session, now: datetime) -> list[PreparedUnits]:
+def unclaimed(session: Session, now: datetime) -> list[PreparedBatch]:
     """Return everything that has not expired and has unclaimed units, what expires first to the front."""
     statement = select(PreparedRow).where(*_unclaimed(now)).order_by(col(PreparedRow.expires_at), col(PreparedRow.id))
     return [_units_of(row) for row in session.scalars(statement)]
@@ -38,7 +38,7 @@ def count_unclaimed(session: Session, now: datetime) -> int:
     return session.scalar(statement) or 0
 
 
-def put(session: Session, prepared: PreparedUnits) -> None:
+def put(session: Session, prepared: PreparedBatch) -> None:
     """Write prepared units in the place of whatever has their id."""
     remove(session, prepared.id)
     columns: dict[str, Any] = {name: getattr(prepared, name) for name in _PLAIN}
@@ -105,8 +105,8 @@ def _serves_again(session: Session, batch: str, spec: SandboxSpec, now: datetime
     return row is not None and _units_of(row).is_for(spec)
 
 
-def _units_of(row: PreparedRow) -> PreparedUnits:
-    return PreparedUnits(
+def _units_of(row: PreparedRow) -> PreparedBatch:
+    return PreparedBatch(
         kind=PreparedKind(row.kind),
         shape=Shape.model_validate_json(row.shape),
         **{name: getattr(row, name) for name in _PLAIN},

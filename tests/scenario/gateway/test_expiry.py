@@ -86,12 +86,12 @@ async def test_tombstones_are_purged_after_a_day(here: World) -> None:
     await here.services.sandboxes.create(spec())
     await here.services.sandboxes.delete("a")
     await here.services.nodes.remove(node.node_id)
-    expiry, db = here.services.internals.expiry, here.services.internals.db
+    reaper, db = here.services.internals.reaper, here.services.internals.db
     here.manual_clock.advance(here.settings.tombstone_seconds - 1)
-    await expiry.purge()
+    await reaper.purge()
     assert await here.state("a") is S.DELETED
     here.manual_clock.advance(3602)  # the join token ran for an hour
-    await expiry.purge()
+    await reaper.purge()
 
     def count(session: Session) -> dict[str, int]:
         return {name: session.execute(text(f"SELECT count(*) FROM {name}")).scalar_one() for name in TABLES}

@@ -137,7 +137,7 @@ async def test_an_older_order_cannot_join_after_the_purge(here: World) -> None:
     old = await token(here, "op-1", ttl_seconds=86_400)
     await token(here, "op-2", ttl_seconds=1)
     here.manual_clock.advance(timedelta(hours=20).total_seconds())
-    await here.services.internals.expiry.purge()
+    await here.services.internals.reaper.purge()
     assert await refusal(here, old) is ErrorCode.UNAUTHORIZED
 
 

@@ -113,7 +113,7 @@ async def test_a_lease_renewed_in_one_gateway_is_not_ended_by_another(pair: tupl
     one, two = pair
     create = asyncio.create_task(one.services.sandboxes.create(spec()))
     await one.until("a", S.PENDING)
-    two.services.internals.expiry.renew("a")  # as if it had started now
+    two.services.internals.reaper.renew("a")  # as if it had started now
     create.cancel()
     await asyncio.gather(create, return_exceptions=True)
     one.manual_clock.advance(200)
