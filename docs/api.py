@@ -1,4 +1,4 @@
-"""Writes openapi.json, and the tables of api.md, from the code: each route, field, value, code and limit has one place.
+"""Write openapi.json, and the tables of api.md, from the code: each route, field, value, code and limit has one place.
 
 ``python docs/api.py`` (or ``make docs``) rewrites them; a test fails when they are out of date.
 """
@@ -66,7 +66,7 @@ MODELS: Final[dict[str, tuple[type[WireModel], ...]]] = {
     ),
     "tokens": (tokens.TokenRequest, tokens.TokenCreated, tokens.TokenList, tokens.TokenRecord),
 }
-# Sent without the keys that have no value; every other answer carries them as null.
+# Sent without keys that have no value; every other answer carries them as null.
 SPARSE: Final = {wire_errors.ErrorBody, exec.StreamLine}
 # Name -> value -> what it means; ``values`` refuses a list that is not the code's.
 VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
@@ -74,16 +74,16 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
         SandboxState,
         {
             "pending": "accepted; waits for room",
-            "creating": "a node was chosen and told, also by a restart",
+            "creating": "a node was chosen and got the order, also after a restart",
             "running": "its first process runs: execs and files work",
             "paused": "all its processes are frozen; an exec, input or a file thaws them",
             "checkpointed": "stored on disk; reserved, no call leads there today",
             "restoring": "comes back from a checkpoint; reserved, no call leads there today",
             "exited": "its first process ended by itself; `restart` starts it anew",
             "failed": "it never ran, or something killed it; `reason` and `detail` say what",
-            "lost": "its node is gone, or took it away; it can only be deleted",
+            "lost": "its node is gone, or no longer has it; it can only be deleted",
             "deleting": "to be removed; wins over everything in flight",
-            "deleted": "gone; the record can be read for a day, and the id used again",
+            "deleted": "gone; the record can be read for a day, and the id can be used again",
         },
     ),
     "DeathReason": (
@@ -95,10 +95,10 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "idle": "`idle_seconds` ran out",
             "deleted": "somebody deleted it",
             "disk_full": "a disk was full; `detail` says which",
-            "image_error": "the image cannot be had or used",
+            "image_error": "the image cannot be pulled or used",
             "start_error": "it could not be started",
-            "node_lost": "its node gave no sign of life for `LOST_AFTER` seconds, or was removed",
-            "evicted": "its container was taken away or its engine killed by hand, or it never found room",
+            "node_lost": "its node sent no heartbeat for `LOST_AFTER` seconds, or was removed",
+            "evicted": "its container was removed or its engine killed by hand, or it never found room",
         },
     ),
     "Network": (get_args(sandboxes.Network), {"none": "loopback only", "bridge": "the internet over IPv4"}),
@@ -115,7 +115,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
         {
             "running": "the process runs, or is about to",
             "exited": "it ended by itself, whatever its exit code; final",
-            "failed": "it could not be started, its timeout killed it, or its end could not be seen; final",
+            "failed": "it could not be started, its timeout killed it, or its end could not be observed; final",
         },
     ),
     "Stream": (
@@ -125,7 +125,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "stdout": "output",
             "stderr": "output",
             "stdin_closed": "no more input will come",
-            "truncated": "output from here on is counted and not stored; `data` says why",
+            "truncated": "output from here on is counted but not stored; `data` says why",
             "error": "`data` says what went wrong",
             "exit": "the last event; `exit_code` is the session's",
         },
@@ -134,18 +134,18 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
         NodeState,
         {
             "ready": "takes sandboxes",
-            "draining": "takes nothing new; what runs goes on",
+            "draining": "takes nothing new; what runs keeps running",
             "unreachable": "its heartbeats are late: nothing new is placed there",
-            "lost": "its heartbeats are so late that its sandboxes were given up",
+            "lost": "its heartbeats are so late that its sandboxes count as lost",
             "gone": "removed; no longer listed",
         },
     ),
     "TokenScope": (
         tokens.TokenScope,
         {
-            "client": "works with sandboxes, and asks for capacity ahead",
+            "client": "works with sandboxes, and prepares capacity",
             "operator": "may do everything",
-            "node": "one node's own; made by registration only",
+            "node": "one node's own; created by registration only",
         },
     ),
 }
@@ -156,42 +156,42 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.METHOD_NOT_ALLOWED: "the path has no such method; `Allow` lists those it has",
     ErrorCode.INVALID_REQUEST: "the body or the query string was refused; `fields` names each part",
     ErrorCode.PAYLOAD_TOO_LARGE: "the body is larger than its route takes",
-    ErrorCode.UNSUPPORTED: "understood, but nothing here can do it",
+    ErrorCode.UNSUPPORTED: "understood, but no node here supports it",
     ErrorCode.SANDBOX_NOT_FOUND: "no sandbox has this id",
-    ErrorCode.SANDBOX_NOT_RUNNING: "it is there, but no process of it runs; `state` and `reason` tell why",
+    ErrorCode.SANDBOX_NOT_RUNNING: "it exists, but none of its processes runs; `state` and `reason` say why",
     ErrorCode.SPEC_CONFLICT: "the id is taken by a sandbox with another spec",
-    ErrorCode.CONFLICT: "something else is happening to it just now, or something newer is there",
+    ErrorCode.CONFLICT: "another operation on it is in progress, or something newer exists",
     ErrorCode.NEVER_FITS: "no node, present or possible, has room for this shape; see `maximum_resources`",
     ErrorCode.CAPACITY: "the chosen machine lacks something that the spec asks for, such as a GPU",
-    ErrorCode.NO_ROOM: "no node has room now; it waits, counts as demand, and the same create asks again",
-    ErrorCode.CREATE_IN_PROGRESS: "the create goes on; the same create asks again",
-    ErrorCode.IMAGE_ERROR: "the image cannot be had or used",
+    ErrorCode.NO_ROOM: "no node has room now; it waits and counts as demand; repeat the same create",
+    ErrorCode.CREATE_IN_PROGRESS: "the create continues; repeat the same create",
+    ErrorCode.IMAGE_ERROR: "the image cannot be pulled or used",
     ErrorCode.START_ERROR: "the sandbox could not be started",
     ErrorCode.EXEC_NOT_FOUND: "no such session, or it ended too long ago",
-    ErrorCode.EXEC_LOST: "the session belonged to an earlier generation, or its end cannot be known",
+    ErrorCode.EXEC_LOST: "the session belonged to an earlier generation, or its end is unknown",
     ErrorCode.EXEC_LIMIT: "the node runs as many execs as it may",
     ErrorCode.STDIN_CLOSED: "the session takes no input: it was started without `stdin`, or its input was ended",
     ErrorCode.FILE_NOT_FOUND: "no such file in the sandbox",
     ErrorCode.IS_DIRECTORY: "the path is a directory",
-    ErrorCode.NOT_A_DIRECTORY: "a part of the path is no directory",
-    ErrorCode.FILE_PERMISSION: "the sandbox's user may not do that to the file",
+    ErrorCode.NOT_A_DIRECTORY: "a part of the path is not a directory",
+    ErrorCode.FILE_PERMISSION: "the sandbox's user lacks the permission",
     ErrorCode.DISK_FULL: "the disk of the sandbox, the node or the gateway is full; the sentence says which",
     ErrorCode.NODE_NOT_FOUND: "no node has this id",
-    ErrorCode.NODE_UNREACHABLE: "the node gives no answer; where the outcome is not known, it is not retryable",
-    ErrorCode.NODE_REFUSED: "the node takes nothing now",
+    ErrorCode.NODE_UNREACHABLE: "the node cannot be reached; not retryable if the outcome is unknown",
+    ErrorCode.NODE_REFUSED: "the node accepts nothing now",
     ErrorCode.TOKEN_USED: "the join token was used before",
-    ErrorCode.BUSY: "too much at once, or shutting down",
-    ErrorCode.TIMEOUT: "no answer in time; where the outcome is not known, it is not retryable",
+    ErrorCode.BUSY: "too many calls at once, or shutting down",
+    ErrorCode.TIMEOUT: "no answer in time; not retryable if the outcome is unknown",
     ErrorCode.INTERNAL: "a bug; the log has more under the request's id",
 }
 
 
 def routes(document: dict[str, Any]) -> str:
-    """One row a route: method, path, who may call it, and what it does."""
+    """Return one row per route: method, path, who may call it, and what it does."""
     lines = ["| method and path | token | what |", "|---|---|---|"]
     for (method, path), access in ACCESS.items():
         operation = document["paths"][path][method.lower()]
-        # A raw route has a summary by hand; FastAPI makes one of the function's name, and its docstring says more.
+        # FastAPI derives summaries from the names of functions, whose docstrings say more; raw routes have their own.
         text = operation["summary"] if path in RAW else operation["description"]
         what = " ".join(text.splitlines()[0].split())
         query = "&".join(f"{p['name']}=" for p in operation.get("parameters", ()) if p["in"] == "query")
@@ -200,7 +200,7 @@ def routes(document: dict[str, Any]) -> str:
 
 
 def errors() -> str:
-    """One row a code."""
+    """Return one row per error code."""
     lines = ["#### ErrorCode", "", "| code | status | retryable | what it means |", "|---|---|---|---|"]
     for code in ErrorCode:
         rule = CODE_RULES[code]
@@ -209,7 +209,7 @@ def errors() -> str:
 
 
 def limits() -> str:
-    """One row a limit, with the comment that stands beside it in the code."""
+    """Return one row per limit, with its comment in the code."""
     from gateway.wire import limits as module
 
     lines = ["| limit | value | why |", "|---|---|---|"]
@@ -225,16 +225,16 @@ def limits() -> str:
 
 
 def models(group: tuple[type[WireModel], ...]) -> str:
-    """One table a model, below its name and what it is."""
+    """Return one table per model, below its name and description."""
     return "\n".join(f"#### {model.__name__}\n\n{_cell(_first_line(model))}\n\n{fields_of(model)}" for model in group)
 
 
 def fields_of(model: type[WireModel]) -> str:
-    """One row a field.  Only what is sent to us has defaults that matter: an answer carries every key."""
+    """Return one row per field.  Only requests have defaults that matter: an answer carries every key."""
     asked = issubclass(model, WireRequest)
     schema = model.model_json_schema(mode="validation" if asked else "serialization")
     found = [node for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef)]
-    told = {ast.unparse(field.target): text for node in found for field, text in fields(node)}
+    explained = {ast.unparse(field.target): text for node in found for field, text in fields(node)}
     lines = (
         ["| field | type | default | what |", "|---|---|---|---|"]
         if asked
@@ -245,12 +245,12 @@ def fields_of(model: type[WireModel]) -> str:
         cells = [f"`{name}`", kind.replace("`null`", "absent") if model in SPARSE else kind]
         if asked:
             cells.append(_default(part, required=name in schema.get("required", ())))
-        lines.append(f"| {' | '.join([*cells, _cell(told[name])])} |")
+        lines.append(f"| {' | '.join([*cells, _cell(explained[name])])} |")
     return "\n".join(lines) + "\n"
 
 
 def type_of(part: dict[str, Any]) -> str:
-    """A JSON schema in words: the type, and what its values are held to."""
+    """Return a JSON schema in words: the type, and the bounds of its values."""
     if "$ref" in part:
         name = part["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -282,22 +282,22 @@ def _listed(part: dict[str, Any]) -> list[Any]:
 def _range(part: dict[str, Any], least: str, most: str, unit: str = "") -> str:
     above = f"> {part['exclusiveMinimum']}" if "exclusiveMinimum" in part else ""
     bounds = [above or (f">= {part[least]}" if least in part else ""), f"<= {part[most]}" if most in part else ""]
-    told = ", ".join(bound for bound in bounds if bound)
-    return f" ({told}{unit})" if told else ""
+    stated = ", ".join(bound for bound in bounds if bound)
+    return f" ({stated}{unit})" if stated else ""
 
 
 def _default(part: dict[str, Any], *, required: bool) -> str:
     if required:
         return "required"
     if "default" not in part:
-        return "made"
-    # A model's defaults are told where the model is.
+        return "generated"
+    # A model's defaults are in the table of the model.
     value = {} if "$ref" in part and isinstance(part["default"], dict) else part["default"]
     return f"`{value if isinstance(value, str) and value else json.dumps(value)}`"
 
 
 def values() -> str:
-    """One table an enumeration.
+    """Return one table per enumeration.
 
     Raises:
         ValueError: a value has no meaning here, or a meaning no value.
@@ -324,7 +324,7 @@ def _escaped(text: str) -> str:
 
 
 def rendered(page: str, document: dict[str, Any]) -> str:
-    """The page with its tables made anew."""
+    """Return the page with new tables."""
     blocks = {"routes": routes(document), "errors": errors(), "limits": limits(), "values": values()}
     blocks |= {marker: models(group) for marker, group in MODELS.items()}
     for marker, block in blocks.items():
@@ -334,7 +334,7 @@ def rendered(page: str, document: dict[str, Any]) -> str:
 
 
 def openapi() -> str:
-    """The contract as it is committed."""
+    """Return the OpenAPI document in the form in which it is committed."""
     return json.dumps(routes_only().openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Writes the settings tables of operations.md from the settings classes, so that each default stands in one place.
+"""Write the settings tables of operations.md from the settings classes, so that each default stands in one place.
 
 ``python docs/settings.py`` (or ``make docs``) rewrites them; a test fails when they are out of date.
 """
@@ -20,7 +20,7 @@ SOURCES: Final = {
 
 
 def tables(source: str) -> str:
-    """The tables of all settings classes of one module, in its order."""
+    """Return the tables of all settings classes of one module, in its order."""
     tree = ast.parse(source)
     constants = {
         node.target.id: node.value
@@ -32,7 +32,7 @@ def tables(source: str) -> str:
 
 
 def fields(node: ast.ClassDef) -> list[tuple[ast.AnnAssign, str]]:
-    """Each annotated field with the docstring below it."""
+    """Return each annotated field with the docstring below it."""
     found: list[tuple[ast.AnnAssign, str]] = []
     for statement, below in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign):
@@ -43,7 +43,7 @@ def fields(node: ast.ClassDef) -> list[tuple[ast.AnnAssign, str]]:
 
 
 def table(node: ast.ClassDef, constants: dict[str, ast.expr], *, named: bool) -> str:
-    """One class as a table; with its docstring above it where the module has several."""
+    """Return one class as a table, with its docstring above it if the module has several."""
     title = (ast.get_docstring(node) or node.name).splitlines()[0].replace("``", "`")
     lines = [f"{title}\n"] if named else []
     lines += ["| setting | default | what |", "|---|---|---|"]
@@ -54,7 +54,7 @@ def table(node: ast.ClassDef, constants: dict[str, ast.expr], *, named: bool) ->
 
 
 def default(value: ast.expr | None, constants: dict[str, ast.expr]) -> str:
-    """The default as a reader writes it; empty where there is none."""
+    """Return the default as a reader would write it; empty if there is none."""
     if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
         keywords = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default_factory" in keywords:
@@ -82,7 +82,7 @@ def _limits() -> object:
 
 
 def rendered(page: str) -> str:
-    """The page with its tables made anew."""
+    """Return the page with new tables."""
     for name, source in SOURCES.items():
         block = f"<!-- settings: {name} -->\n{tables((ROOT / source).read_text())}<!-- end -->"
         pattern = rf"<!-- settings: {name} -->\n.*?<!-- end -->"

@@ -24,23 +24,23 @@ class GatewaySettings(DaemonSettings):
     database_url: str | None = None
     """SQLAlchemy URL; ``None`` is a SQLite file in ``state_dir``."""
     bundle_dir: Path | None = None
-    """Directory of what new nodes install, made by ``sandboxes gateway bundle``; ``None`` is ``state_dir``/bundle."""
+    """Directory of what new nodes install, built by ``sandboxes gateway bundle``; ``None`` is ``state_dir``/bundle."""
     create_wait: float = Field(default=limits.CREATE_WAIT, gt=0)
-    """Seconds that a create waits before it answers with a retryable error and goes on behind it."""
+    """Seconds that a create waits before it answers with a retryable error and continues in the background."""
     delete_wait: float = Field(default=10.0, gt=0)
-    """Seconds that a delete waits for the node before it answers that the delete goes on."""
+    """Seconds that a delete waits for the node before it answers that the node has yet to confirm."""
     pending_lease: float = Field(default=limits.PENDING_LEASE, gt=0)
     """Seconds after which a waiting create that nobody retries fails."""
     max_pending: int = Field(default=10_000, ge=1)
     """Most sandboxes that may wait for room at once; further creates are refused with ``no_room``."""
     heartbeat_interval: float = Field(default=limits.HEARTBEAT_INTERVAL, gt=0)
-    """Seconds between two heartbeats of a node, told to nodes."""
+    """Seconds between two heartbeats of a node."""
     unreachable_after: float = Field(default=limits.UNREACHABLE_AFTER, gt=0)
     """Seconds without heartbeat after which nothing new is placed on a node."""
     lost_after: float = Field(default=limits.LOST_AFTER, gt=0)
     """Seconds without heartbeat after which a node's sandboxes are lost."""
     tombstone_seconds: float = Field(default=24 * 3600.0, gt=0)
-    """Seconds that a deleted sandbox's row, and with it the count of its generations, is kept; of gone nodes, too."""
+    """Seconds for which rows of deleted sandboxes (and with them their generations) and of gone nodes are kept."""
 
     @property
     def bundle_path(self) -> Path:

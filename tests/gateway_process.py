@@ -16,7 +16,7 @@ _LISTENS = re.compile(r"the gateway listens on (http://\S+)")
 
 
 def sandboxes(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """One run of the command line."""
+    """Run one command line."""
     return subprocess.run(
         [sys.executable, "-m", "sandboxes", *words],
         cwd=ROOT,
@@ -29,7 +29,7 @@ def sandboxes(*words: str, **environment: str) -> "subprocess.CompletedProcess[s
 
 
 def new_token(state_dir: Path, scope: str) -> str:
-    """A token, made in the database."""
+    """Create a token in the database, and return its secret."""
     made = sandboxes("token", "create", "--name", f"test-{scope}", "--scope", scope, "--state-dir", str(state_dir))
     assert made.returncode == 0, made.stderr
     return made.stdout.strip()
@@ -37,7 +37,7 @@ def new_token(state_dir: Path, scope: str) -> str:
 
 @dataclass
 class GatewayProcess:
-    """A gateway that runs.  ``log`` holds what it said so far."""
+    """A running gateway; ``log`` holds its log so far."""
 
     url: str
     state_dir: Path
@@ -45,12 +45,12 @@ class GatewayProcess:
     log: list[str]
 
     def peak_memory(self) -> int:
-        """Bytes that it ever held in memory at once."""
+        """Return its peak memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Sends the signal and answers the exit code."""
+        """Send the signal and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(20)
 
@@ -59,7 +59,13 @@ class GatewayProcess:
 def gateway_process(
     state_dir: Path, port: int = 0, environ: Mapping[str, str] | None = None
 ) -> Iterator[GatewayProcess]:
-    """Runs until the ``with`` block ends; needs a token in the database.  ``environ`` adds to this process's own."""
+    """Run a gateway until the block ends; it needs a token in the database.
+
+    Args:
+        state_dir: its state directory.
+        port: 0 takes a free one.
+        environ: added to this process's environment.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "sandboxes", "gateway", "run", "--port", str(port), "--state-dir", str(state_dir)],
         cwd=ROOT,

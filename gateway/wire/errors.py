@@ -120,7 +120,7 @@ class ErrorBody(WireAnswer):
     pending_resources: Shape | None = None
     """Sum of everything that waits for room."""
     requested_resources: Shape | None = None
-    """What this create asked for."""
+    """What this create requested."""
     maximum_resources: Shape | None = None
     """The largest shape of any node, present or possible."""
     request_id: str | None = None

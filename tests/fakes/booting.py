@@ -1,4 +1,4 @@
-"""How an emulated VM becomes a machine that really runs: what every cloud's emulator calls.
+"""How an emulated VM becomes a machine that really runs: the interface between emulators and booters.
 
 An emulator knows states and time; what runs inside its VMs is up to whoever starts the emulator.  One booter serves the
 emulators of all clouds: it needs no more of a machine than `Machine` has.
@@ -29,15 +29,15 @@ class Machine(Protocol):
 
     @property
     def user_data(self) -> str:
-        """What the order carried for the guest, byte for byte; empty for nothing."""
+        """User data of the order, byte for byte; empty if there was none."""
 
     @property
     def ipv4(self) -> str:
-        """Its address; `Booter.address` decides it."""
+        """Its address, chosen by `Booter.address`."""
 
     @property
     def gpus(self) -> int:
-        """How many its operating system finds, whatever was sold."""
+        """Number of GPUs that its operating system finds, whatever was sold."""
 
 
 class Booter(Protocol):
@@ -117,7 +117,7 @@ def booter_from(named: str | None) -> Any:
 
 
 class Effects:
-    """Does what is put in, in its order, on a thread of its own."""
+    """Runs what is put in, in order, on a thread of its own."""
 
     def __init__(self) -> None:
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """A small gateway in memory on a real socket, for tests of its clients: SDK, command line and node agent.
 
 It speaks the public API and the nodes' API with the wire models, runs no processes (``program`` says what a command
-does), and can be told to misbehave: `Gateway.next` queues what it does instead of its own answer, one entry a call.
+does), and misbehaves on demand: `Gateway.next` queues what it does instead of its own answer, one entry per call.
 """
 
 import base64
@@ -32,14 +32,14 @@ Program = Callable[[ExecRequest, bytes], tuple[Output, int]]
 
 
 def error(code: ErrorCode, sentence: str = "no", *, headers: dict[str, str] | None = None, **more: Any) -> Reply:
-    """The gateway's own error."""
+    """Return an error of the gateway."""
     rule = CODE_RULES[code]
     body = ErrorBody(error=sentence, code=code, retryable=rule.retryable, **more)
     return Reply(rule.status, body.model_dump_json(exclude_none=True).encode(), headers or {})
 
 
 class RefusedError(Exception):
-    """An error that a handler answers."""
+    """An error with which a handler answers."""
 
     def __init__(self, code: ErrorCode, sentence: str) -> None:
         super().__init__(sentence)
@@ -81,7 +81,7 @@ class Session:
 
 
 def echo(request: ExecRequest, stdin: bytes) -> tuple[Output, int]:
-    """The default program: says its arguments, or its input, on stdout."""
+    """Write the input, or else the arguments, to stdout: the default program."""
     return [("stdout", stdin or " ".join(request.command[1:]).encode() + b"\n")], 0
 
 
@@ -97,7 +97,7 @@ class Gateway:
         self.page = 1000
         self.program: Program = echo
         self.open_session = False
-        """Keeps sessions running until they get a signal."""
+        """Whether sessions run until they get a signal."""
         self.registered: list[RegisterRequest] = []
         self.heartbeats: list[Heartbeat] = []
         self.node_tokens: list[str] = []
@@ -116,7 +116,7 @@ class Gateway:
 
     @property
     def connections(self) -> int:
-        """How many connections were made up to now."""
+        """Number of connections so far."""
         return self._server.connections
 
     def __enter__(self) -> Self:
@@ -131,7 +131,7 @@ class Gateway:
         self._queued.setdefault((method, path), []).extend(replies)
 
     def sent(self, method: str, path: str) -> list[Recorded]:
-        """The calls that arrived for such a path."""
+        """Return the calls that arrived for such a path."""
         return [r for r in self.requests if r.method == method and re.search(path + "$", r.path)]
 
     def wait_for(self, what: str, ready: Callable[[], object], seconds: float = 10.0) -> None:
@@ -162,7 +162,7 @@ class Gateway:
                 return refused.reply
             except ValidationError as problem:
                 return error(ErrorCode.INVALID_REQUEST, str(problem.errors()[0]["msg"]))
-            except Exception as bug:  # a defect of the fake or of a test's program: the test shall see it at once
+            except Exception as bug:  # a defect of the fake or of a test's program must reach the test at once
                 return error(ErrorCode.INTERNAL, f"the fake failed: {bug!r}")
 
     def _route(self, request: Recorded) -> Reply:
@@ -234,7 +234,7 @@ class Gateway:
     def _log(self, _: SandboxRecord, request: Recorded) -> Reply:
         offset = int(request.query["offset"])
         whole = self.logs.get(request.query["stream"], b"")
-        data = whole[offset : offset + 4]  # small, so that a reader has to come again
+        data = whole[offset : offset + 4]  # small, so that a reader has to continue
         end = offset + len(data)
         chunk = {
             "stream": request.query["stream"],
@@ -268,7 +268,7 @@ class Gateway:
         return Reply(201, ExecEvents(session=session.session, events=events).model_dump_json().encode())
 
     def add_session(self, name: str, order: ExecRequest) -> Session:
-        """A new session without events."""
+        """Add a session without events."""
         now = datetime.now(UTC)
         session = ExecSession(
             id=f"exec-{len(self.sessions):032x}.1.{name}",
@@ -312,7 +312,7 @@ class Gateway:
 
 
 def sandbox_record(spec: SandboxSpec, **changes: Any) -> SandboxRecord:
-    """A running sandbox of that spec."""
+    """Return the record of a running sandbox with that spec."""
     now = datetime.now(UTC)
     return SandboxRecord(
         id=spec.id,

@@ -126,7 +126,7 @@ def _running(node: NodeAgent, settings: NodeSettings, listener: socket.socket) -
 
 
 def node_settings(root: Path, **given: object) -> NodeSettings:
-    """Settings of a node for tests, below ``root``."""
+    """Return settings of a node for tests, below ``root``."""
     token = root / "join-token"
     if not token.exists():
         token.write_text("join-1\n")

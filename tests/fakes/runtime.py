@@ -45,7 +45,7 @@ FIRST = '"$@" >>log.stdout 2>>log.stderr; code=$?; echo $code >exit.new; mv exit
 
 @dataclass
 class FakeControls:
-    """What a test makes the engine do."""
+    """What the engine does in a test."""
 
     create_gate: threading.Event | None = None
     """A create waits for this, as for a slow image."""
@@ -56,7 +56,7 @@ class FakeControls:
     deleting: threading.Event = field(default_factory=threading.Event)
     """Set once a delete has taken the order away."""
     exec_gate: threading.Event | None = None
-    """An exec's process has started, but the engine says so only after this."""
+    """An exec waits for this after its process has started."""
     fail_creates: list[RuntimeFailure] = field(default_factory=list)
     """Each create takes one of these and fails with it."""
     fail_deletes: list[RuntimeFailure] = field(default_factory=list)

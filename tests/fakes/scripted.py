@@ -1,4 +1,4 @@
-"""An HTTP server on a real socket that answers what a test says, well-behaved or not."""
+"""An HTTP server on a real socket that answers what a test prescribes, well-behaved or not."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ class Recorded:
 
 @dataclass
 class Reply:
-    """What to answer.  ``cut`` closes the connection after so many bytes of the body; ``hang`` waits before."""
+    """An answer.  ``cut`` closes the connection after so many bytes of the body; ``hang`` is waited for first."""
 
     status: int = 200
     body: bytes = b"{}"
@@ -39,18 +39,18 @@ class Reply:
 
 
 class Drop(Reply):
-    """Closes the connection without a word."""
+    """Closes the connection without an answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
     reply: Callable[[Recorded], Reply]
-    """What the test wants answered; called from the thread of the connection."""
+    """Returns the answer to a request; called from the thread of the connection."""
     protocol_version = "HTTP/1.1"
     timeout = 30
     disable_nagle_algorithm = True
 
     def handle_one_request(self) -> None:
-        # A client that leaves in the middle of an answer is what several tests are about.
+        # Several tests are about clients that leave in the middle of an answer.
         with contextlib.suppress(ConnectionError):
             super().handle_one_request()
 
@@ -96,13 +96,13 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - the names that http.server looks for
 
 
 class ScriptedServer:
-    """Serves on a free port of the loopback while its ``with`` block lasts."""
+    """Serves on a free port of the loopback interface until its block ends."""
 
     def __init__(self, reply_to: Callable[[Recorded], Reply]) -> None:
         self.connections = 0

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Loop:
-    """An event loop on a thread, for what a test keeps running beside itself."""
+    """An event loop on a thread of its own, for what runs beside a test."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -21,7 +21,7 @@ class Loop:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], within: float = 30.0) -> T:
-        """What ``work`` gives on the loop."""
+        """Return the result of ``work`` on the loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(within)
 
     def soon(self, call: Callable[[], object]) -> None:
@@ -52,7 +52,7 @@ class QuietServer(uvicorn.Server):
 
 @contextlib.contextmanager
 def served(loop: Loop, make: Callable[[], Awaitable[uvicorn.Server]]) -> Iterator[str]:
-    """The URL at which the server of ``make`` answers while the ``with`` block lasts."""
+    """Yield the URL of the server of ``make``, which serves until the block ends."""
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
 
@@ -78,7 +78,7 @@ def served(loop: Loop, make: Callable[[], Awaitable[uvicorn.Server]]) -> Iterato
 
 
 def plain(app: Any) -> Callable[[], Awaitable[uvicorn.Server]]:
-    """Makes a server for any ASGI application."""
+    """Return a factory of servers for an ASGI application."""
 
     async def make() -> uvicorn.Server:
         config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""A gateway whose own disk is full while it serves: what exists goes on, what changes is refused, and it recovers."""
+"""A gateway whose own disk is full while it serves: sandboxes keep running, changes are refused, and it recovers."""
 
 import contextlib
 import os
@@ -102,11 +102,11 @@ def test_a_disk_that_stays_full_past_the_silence_limit_loses_no_sandbox(state: P
         assert fleet.create("leaving").status_code == 201
         with full(state):
             assert beats.lasting(5) == {507}, "longer than it takes to be lost"
-            assert runs_commands(fleet, "there"), "what exists goes on"
+            assert runs_commands(fleet, "there"), "what exists keeps running"
             assert state_of(fleet, "there") == "running"
             refused = fleet.call("DELETE", "/v1/sandboxes/leaving")
             assert (refused.status_code, refused.json()["retryable"]) == (507, True)
-        assert fleet.call("DELETE", "/v1/sandboxes/leaving").status_code == 200, "it goes on by itself"
+        assert fleet.call("DELETE", "/v1/sandboxes/leaving").status_code == 200, "it recovers by itself"
         assert state_of(fleet, "there") == "running"
         assert [known.state for known in fleet.operator.nodes()] == ["ready"]
         assert [found.order.sandbox_id for found in fleet.node.runtime.found()] == ["there"]

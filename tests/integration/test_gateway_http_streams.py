@@ -300,7 +300,7 @@ def test_a_node_that_dies_in_the_middle_cuts_the_download(gateway: HttpGateway) 
         with pytest.raises(requests.exceptions.ChunkedEncodingError):
             gateway.call("GET", f"{FILES}?path=/cut-{8 * limits.MIB}")
         assert lines.next("stream cut")
-    # The gateway itself goes on.
+    # The gateway itself keeps serving.
     assert gateway.call("GET", f"{FILES}?path=/zeros-10").content == bytes(10)
 
 
@@ -416,23 +416,25 @@ async def test_node_traffic_passes_an_overloaded_gateway(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "repeatable"),
+    ("method", "path", "content", "repeatable"),
     [
         ("GET", f"/v1/exec/{SESSION}/events?wait_seconds=15", None, True),
         ("POST", "/v1/sandboxes", {"id": "held", "image": "i"}, True),
         ("POST", "/v1/sandboxes/box/exec?wait_seconds=15", OLD_SDK_EXEC, False),
     ],
 )
-def test_a_stop_ends_waits_with_an_answer(tmp_path: Path, method: str, path: str, body: Any, repeatable: bool) -> None:
+def test_a_stop_ends_waits_with_an_answer(
+    tmp_path: Path, method: str, path: str, content: Any, repeatable: bool
+) -> None:
     with running_gateway(tmp_path, stop_grace=0.0) as gateway:
         gateway.script.hold = gateway.script.hold_orders = True
         answers: list[requests.Response] = []
-        caller = in_thread(lambda: answers.append(gateway.call(method, path, json=body)))
+        caller = in_thread(lambda: answers.append(gateway.call(method, path, json=content)))
         gateway.loop.call(gateway.script.waiting.wait())
         gateway.loop.call(gateway.gateway.graceful_stop.stop())
         caller.join(10)
-        told = body_of(answers[0])
-        assert (answers[0].status_code, told.code, told.retryable) == (503, ErrorCode.BUSY, repeatable)
+        body = body_of(answers[0])
+        assert (answers[0].status_code, body.code, body.retryable) == (503, ErrorCode.BUSY, repeatable)
         assert answers[0].headers["retry-after"] == "1"
         gateway.loop.soon(gateway.script.release.set)
 

@@ -70,7 +70,7 @@ class Reply:
 
     @property
     def json(self) -> dict[str, Any]:
-        """As the SDK reads it: an object, and an empty body is an empty one."""
+        """The object in the body, as the SDK reads it: an empty body is an empty object."""
         value = json.loads(self.body.decode()) if self.body else {}
         assert isinstance(value, dict)
         return value
@@ -115,7 +115,7 @@ class OldSdk:
         return self.wait(path)
 
     def wait(self, path: str) -> tuple[dict[str, Any], str]:
-        """Polls with 1.0 s until the session has ended, then with 0.2 s until there is nothing more to read."""
+        """Poll with 1.0 s until the session has ended, then with 0.2 s until there is nothing more to read."""
         stdout, after, ended = "", 0, False
         while True:
             query = urlencode({"after": after, "limit": 100, "wait_seconds": 0.2 if ended else 1.0})

@@ -86,7 +86,7 @@ async def _started(parts: Parts, route: Route, call: NodeCall, session_id: str) 
             # "Not found" proves nothing: the order may still arrive.  The first error stands.
             if second.code is not ErrorCode.TIMEOUT:
                 raise error from None
-            silent = f"{error.message}; asked for the session, it gave no answer for {LOOK_TIMEOUT:g} s more"
+            silent = f"{error.message}; asked about the session, it gave no answer for another {LOOK_TIMEOUT:g} s"
             raise ApiError(error.code, silent, retryable=False) from None
 
 

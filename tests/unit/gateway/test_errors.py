@@ -19,6 +19,6 @@ def test_the_body_carries_the_details() -> None:
 
 
 def test_a_body_becomes_the_same_error() -> None:
-    told = ApiError(ErrorCode.DISK_FULL, "full", retryable=True, sandbox_id="a", state="failed")
-    again = ApiError.from_body(told.body(), retry_after=3)
-    assert (again.body(), again.retry_after) == (told.body(), 3)
+    original = ApiError(ErrorCode.DISK_FULL, "full", retryable=True, sandbox_id="a", state="failed")
+    again = ApiError.from_body(original.body(), retry_after=3)
+    assert (again.body(), again.retry_after) == (original.body(), 3)

@@ -1,4 +1,4 @@
-"""The contract as it is committed is the contract of the code."""
+"""The committed OpenAPI document is that of the code."""
 
 import json
 import re
@@ -51,8 +51,8 @@ def test_every_field_is_explained_and_every_type_is_on_the_page() -> None:
 def test_every_route_is_in_the_document_and_nothing_else() -> None:
     app = routes_only()
     document = app.openapi()
-    told = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
-    assert told == route_table(app)
+    documented = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
+    assert documented == route_table(app)
 
 
 def test_every_reference_leads_somewhere() -> None:
@@ -61,7 +61,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert {ref.removeprefix("#/components/schemas/") for ref in refs(document)} <= set(schemas)
 
 
-def test_every_operation_tells_its_errors_and_its_token() -> None:
+def test_every_operation_documents_its_errors_and_its_token() -> None:
     for operations in routes_only().openapi()["paths"].values():
         for operation in operations.values():
             content = operation["responses"]["default"]["content"]["application/json"]

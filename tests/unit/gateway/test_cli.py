@@ -1,4 +1,4 @@
-"""The command line: names, mistakes, exit codes, and what it says when something is missing."""
+"""The commands `sandboxes gateway` and `sandboxes token`: effects, exit codes, and what an error names."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def test_over_http_a_token_file_is_needed(capsys: pytest.CaptureFixture[str], tm
 
 
 def start(capsys: pytest.CaptureFixture[str], state: Path, *words: str) -> tuple[int, str]:
-    """Exit code and last words of a gateway that shall not start."""
+    """Return exit code and error of a gateway that must not start."""
     code, _, err = run(capsys, "gateway", "run", "--port", "0", "--state-dir", str(state), *words)
     (sentence,) = [line for line in err.splitlines() if line.startswith("error: ")]
     return code, sentence
@@ -64,7 +64,7 @@ def test_no_token_no_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert "sandboxes token create" in sentence
 
 
-def test_tokens_that_ended_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_revoked_token_is_no_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path))
     run(capsys, "token", "create", "--name", "one", "--scope", "client", *state)
     record = json.loads(run(capsys, "token", "ls", "--json", *state)[1])[0]
