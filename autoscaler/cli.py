@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,9 +19,10 @@ from rich.table import Table
 from autoscaler import describe, main
 from autoscaler.clock import DaemonClock
 from autoscaler.core import cost
+from autoscaler.core.world import Intent
 from autoscaler.errors import AutoscalerError
 from autoscaler.reconcile import TickReport
-from autoscaler.settings import AutoscalerSettings
+from autoscaler.settings import AutoscalerSettings, PoolSettings
 from autoscaler.user_data import ucloud_init_script
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.system import Check, Verdict
@@ -82,11 +83,8 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
     with _click_errors():
         settings = _settings(config)
         main.check_pools(settings, os.environ)
-        journal = main.read_journal(settings)
-        try:
+        with closing(main.read_journal(settings)) as journal:
             intents, backoffs = journal.open_intents(), list(journal.backoffs().values())
-        finally:
-            journal.close()
         owner = main.running(settings)
     held = [each for each in backoffs if each.until > DaemonClock().now()]
     if as_json:
@@ -105,12 +103,8 @@ def events(
     as_json: AsJson = False,
 ) -> None:
     """Show the latest events."""
-    with _click_errors():
-        journal = main.read_journal(_settings(config))
-        try:
-            found = journal.events(limit)
-        finally:
-            journal.close()
+    with _click_errors(), closing(main.read_journal(_settings(config))) as journal:
+        found = journal.events(limit)
     if as_json:
         _json(found)
         return
@@ -128,41 +122,62 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     with _click_errors():
         settings = _settings(config)
         providers, reasons = main.check_pools(settings, os.environ)
-        journal = main.read_journal(settings)
-        try:
+        with closing(main.read_journal(settings)) as journal:
             intents, spent = journal.open_intents(), journal.spent(now)
-        finally:
-            journal.close()
-    mine = {pool.name: [intent for intent in intents if intent.pool == pool.name] for pool in settings.pools}
-    hourly = {name: cost.rate(rows) for name, rows in mine.items()}
-    monthly = {name: spent.get(name, Decimal(0)) + cost.cost_of_all(rows, now) for name, rows in mine.items()}
     market = describe.market(settings.policy().pools, providers, reasons)
+    found = [
+        PoolStatus.of(pool, intents, spent.get(pool.name, Decimal(0)), market[pool.name], now)
+        for pool in settings.pools
+    ]
     if as_json:
-        facts = {
-            pool.name: {
-                "instances": len(mine[pool.name]),
-                "hourly": hourly[pool.name],
-                "monthly": monthly[pool.name],
-                "sold": market[pool.name].offers,
-                "problem": market[pool.name].problem,
-            }
-            for pool in settings.pools
-        }
-        _json([{**pool.model_dump(mode="json"), **facts[pool.name]} for pool in settings.pools])
+        _json([each.as_dict() for each in found])
         return
-    rows = [
-        (
+    _show(("pool", "provider", "role", "instances", "€/h", "€ this month"), [each.row() for each in found])
+    _show_market(market)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolStatus:
+    """One pool as ``pools`` shows it."""
+
+    settings: PoolSettings
+    instances: int
+    hourly: Decimal | None
+    """Euro an hour; ``None`` when a price is not known."""
+    monthly: Decimal
+    """Euro in this calendar month."""
+    market: describe.PoolMarket
+
+    @classmethod
+    def of(
+        cls, pool: PoolSettings, intents: Sequence[Intent], spent: Decimal, market: describe.PoolMarket, now: float
+    ) -> "PoolStatus":
+        """Sum up the open rows of a pool, and what its gone instances have cost this month."""
+        rows = [intent for intent in intents if intent.pool == pool.name]
+        return cls(pool, len(rows), cost.rate(rows), spent + cost.cost_of_all(rows, now), market)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings of the pool and its facts, for JSON."""
+        facts = {
+            "instances": self.instances,
+            "hourly": self.hourly,
+            "monthly": self.monthly,
+            "sold": self.market.offers,
+            "problem": self.market.problem,
+        }
+        return {**self.settings.model_dump(mode="json"), **facts}
+
+    def row(self) -> tuple[str, ...]:
+        """Return one row of the table."""
+        pool = self.settings
+        return (
             pool.name,
             pool.provider,
             pool.role,
-            f"{len(mine[pool.name])} of {pool.min}–{pool.max}",
-            _capped(hourly[pool.name], pool.max_hourly),
-            _capped(monthly[pool.name], pool.max_monthly),
+            f"{self.instances} of {pool.min}–{pool.max}",
+            _capped(self.hourly, pool.max_hourly),
+            _capped(self.monthly, pool.max_monthly),
         )
-        for pool in settings.pools
-    ]
-    _show(("pool", "provider", "role", "instances", "€/h", "€ this month"), rows)
-    _show_market(market)
 
 
 def _show_market(market: Mapping[str, describe.PoolMarket]) -> None:

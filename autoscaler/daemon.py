@@ -30,6 +30,17 @@ from autoscaler.throttled_log import ThrottledLog
 
 log = logging.getLogger(__name__)
 
+TICK: Final = "tick"
+PRUNE: Final = "prune"
+PRUNE_SECONDS: Final = 3600
+STALLED_SECONDS: Final = 30.0
+FAILED: Final = "the tick failed"
+_EVENTS: Final = {
+    EVENT_JOB_ERROR: (logging.ERROR, "failed"),
+    EVENT_JOB_MISSED: (logging.WARNING, "was missed"),
+    EVENT_JOB_MAX_INSTANCES: (logging.DEBUG, "still runs, so this round is skipped"),
+}
+
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
@@ -55,18 +66,6 @@ class Notifier:
                 sender.sendto(state.encode(), self._address)
         except OSError as error:
             log.warning("%s could not be sent to systemd: %s", state, error)
-
-
-TICK: Final = "tick"
-PRUNE: Final = "prune"
-PRUNE_SECONDS: Final = 3600
-STALLED_SECONDS: Final = 30.0
-FAILED: Final = "the tick failed"
-_EVENTS: Final = {
-    EVENT_JOB_ERROR: (logging.ERROR, "failed"),
-    EVENT_JOB_MISSED: (logging.WARNING, "was missed"),
-    EVENT_JOB_MAX_INSTANCES: (logging.DEBUG, "still runs, so this round is skipped"),
-}
 
 
 class Daemon:

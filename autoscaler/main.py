@@ -257,12 +257,9 @@ def release_fleet(settings: AutoscalerSettings, environ: Mapping[str, str], with
         AutoscalerError: a provider or the journal cannot be used.
     """
     providers = make_providers(settings, environ)
-    journal = open_journal(settings)
-    try:
+    with contextlib.closing(open_journal(settings)) as journal:
         names = frozenset(intent.name for intent in journal.open_intents())
         left = teardown.release(journal, providers, clock=DaemonClock(), within=within, lanes=ThreadLanes())
-    finally:
-        journal.close()
     for sentence in teardown.forget_nodes(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):
         log.warning("%s", sentence)
     return left

@@ -1,4 +1,4 @@
-"""What stops a command is one sentence on stderr and exit code 1; nothing is started then."""
+"""The commands: what stops one is a single sentence with exit code 1; those that only look change nothing."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def failure(tmp_path: Path, text: str, command: str = "run") -> str:
 
 
 def message_of(done: Result) -> str:
-    """The one sentence that stopped a command."""
+    """Return the one sentence that stopped a command."""
     assert isinstance(done.exception, click.ClickException), done.output
     assert done.exception.exit_code == 1
     assert "\n" not in done.exception.message
@@ -58,12 +58,12 @@ def token(tmp_path: Path) -> None:
     ("old", "new", "why"),
     [
         ('{root}/token"', '{root}/none"', "token_file: "),
-        ("[providers.local]", "[providers.fog]", "names the provider 'local' (there is: fog)"),
-        ("[providers.local]", '[providers.local]\nkind = "fog"', "provider local: no provider 'fog' is installed"),
-        ("root = ", "rot = ", "provider local: local: root: Field required; rot: Extra inputs are not permitted"),
-        ('provider = "local"', 'provider = "local"\nmox = 1', "pools.0.mox: Extra inputs are not permitted"),
-        ('gateway_url = "http', 'gateway_url = "ftp', "gateway_url: String should match pattern"),
-        ('state_dir = "{root}/as"', 'state_dir = "{root}/token"', "/token cannot be used: [Errno "),
+        ("[providers.local]", "[providers.fog]", "pools: cpu names the provider 'local'"),
+        ("[providers.local]", '[providers.local]\nkind = "fog"', "provider local: "),
+        ("root = ", "rot = ", "provider local: local: root: "),
+        ('provider = "local"', 'provider = "local"\nmox = 1', "pools.0.mox: "),
+        ('gateway_url = "http', 'gateway_url = "ftp', "gateway_url: "),
+        ('state_dir = "{root}/as"', 'state_dir = "{root}/token"', "/token cannot be used: "),
         ("[providers.local]", 'database_url = "sqlite:////proc/no.db"\n[providers.local]', "the journal "),
     ],
 )
@@ -73,20 +73,20 @@ def test_invalid_settings_stop_a_command_with_one_sentence(tmp_path: Path, old: 
 
 def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("\n")
-    assert "is empty; put an operator token into it" in failure(tmp_path, GOOD)
+    assert failure(tmp_path, GOOD).startswith(f"token_file: {tmp_path}/token is empty")
 
 
 @pytest.mark.parametrize("content", [b"one\ntwo\n", "t\u2713ken".encode(), b"\xff\xfe"])
 def test_a_token_file_without_a_usable_token_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "token").write_bytes(content)
-    assert f"{tmp_path}/token holds no token, or more than one" in failure(tmp_path, GOOD)
+    assert failure(tmp_path, GOOD).startswith(f"token_file: {tmp_path}/token holds no token")
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "status", "pools"])
 def test_a_gpu_pool_of_a_provider_without_gpus_is_refused(tmp_path: Path, command: str) -> None:
     text = GOOD + '[[pools]]\nname = "gpu"\nprovider = "local"\ngpus = 1\n'
     refused = failure(tmp_path, text, command)
-    assert "pool gpu: it wants GPUs (gpus = 1), and provider local has none; name a provider that has" in refused
+    assert refused.startswith("pool gpu: ")
     assert not (tmp_path / "as" / "journal.db").exists()
 
 
@@ -100,8 +100,7 @@ def test_commands_that_only_read_need_no_cloud_secret(tmp_path: Path) -> None:
 
 def test_an_unreadable_lock_is_named(tmp_path: Path) -> None:
     (tmp_path / "as" / "autoscaler.lock").mkdir(parents=True)
-    told = failure(tmp_path, GOOD, "status")
-    assert f"the lock {tmp_path}/as/autoscaler.lock cannot be read: Is a directory" in told
+    assert f"{tmp_path}/as/autoscaler.lock" in failure(tmp_path, GOOD, "status")
 
 
 def test_a_missing_file_is_named() -> None:
@@ -118,8 +117,8 @@ def test_a_journal_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     assert "schema 9999, which this version does not know" in failure(tmp_path, GOOD)
 
 
-def looked(tmp_path: Path, *words: str) -> str:
-    """What a command that only looks says."""
+def output_of(tmp_path: Path, *words: str) -> str:
+    """Run a command that only looks, and return what it prints."""
     config = tmp_path / "as.toml"
     config.write_text(GOOD.format(root=tmp_path))
     done = CliRunner().invoke(app, [*words, "--config", str(config)])
@@ -129,20 +128,20 @@ def looked(tmp_path: Path, *words: str) -> str:
 
 
 def test_looking_creates_no_journal(tmp_path: Path) -> None:
-    assert looked(tmp_path, "status") == "running: no\nno instances\n"
-    assert looked(tmp_path, "events") == "nothing has happened yet\n"
-    assert "0 of 0–1" in looked(tmp_path, "pools")
-    assert json.loads(looked(tmp_path, "status", "--json")) == {"running": None, "intents": [], "backoffs": []}
-    assert json.loads(looked(tmp_path, "events", "--json")) == []
-    assert json.loads(looked(tmp_path, "pools", "--json"))[0]["instances"] == 0
+    assert output_of(tmp_path, "status") == "running: no\nno instances\n"
+    assert output_of(tmp_path, "events") == "nothing has happened yet\n"
+    assert "0 of 0–1" in output_of(tmp_path, "pools")
+    assert json.loads(output_of(tmp_path, "status", "--json")) == {"running": None, "intents": [], "backoffs": []}
+    assert json.loads(output_of(tmp_path, "events", "--json")) == []
+    assert json.loads(output_of(tmp_path, "pools", "--json"))[0]["instances"] == 0
     assert not (tmp_path / "as").exists()
 
 
 def test_pools_shows_offers_without_a_gateway(tmp_path: Path) -> None:
-    shown = looked(tmp_path, "pools")
+    shown = output_of(tmp_path, "pools")
     assert "available" in shown
     assert "local@here" in shown
-    (row,) = json.loads(looked(tmp_path, "pools", "--json"))
+    (row,) = json.loads(output_of(tmp_path, "pools", "--json"))
     assert [(offer["type"], offer["location"]) for offer in row["sold"]] == [("local", "here")]
     assert row["problem"] == ""
 
@@ -176,9 +175,9 @@ def journal(tmp_path: Path) -> Path:
 
 def test_looking_leaves_the_journal_unchanged(tmp_path: Path, journal: Path) -> None:
     before = journal.read_bytes()
-    assert "local-cpu-op" in looked(tmp_path, "status")
-    assert "1 of 0–1" in looked(tmp_path, "pools")
-    assert looked(tmp_path, "events") == "nothing has happened yet\n"
+    assert "local-cpu-op" in output_of(tmp_path, "status")
+    assert "1 of 0–1" in output_of(tmp_path, "pools")
+    assert output_of(tmp_path, "events") == "nothing has happened yet\n"
     assert journal.read_bytes() == before
 
 
@@ -191,7 +190,7 @@ def test_a_journal_of_another_user_is_named(tmp_path: Path) -> None:
     if me == 0:  # root may read everything
         os.seteuid(65534)
     try:
-        with pytest.raises(AutoscalerError, match="the journal cannot be read: Permission denied"):
+        with pytest.raises(AutoscalerError, match="the journal cannot be read"):
             read_journal(settings)
     finally:
         os.seteuid(me)
