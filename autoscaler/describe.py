@@ -121,7 +121,7 @@ def _offers_of(name: str, provider: ComputeProvider) -> list[Offer] | str:
     except ProviderError as error:
         return f"{name} cannot be asked: {error}"
     except Exception as error:  # noqa: BLE001 - a plugin's own: its author looks at this
-        return f"{name} is broken: {registry.told(error)}"
+        return f"{name} is broken: {registry.describe(error)}"
 
 
 def _of_pool(pool: PoolPolicy, sold: list[Offer] | str) -> PoolMarket:

@@ -38,7 +38,7 @@ class SettingsError(ValueError):
 
 
 class ErrorKind(StrEnum):
-    """What went wrong; the caller's reaction hangs on this and never on a provider's own words."""
+    """What went wrong; the caller decides by this and never by a provider's own words."""
 
     CAPACITY = "capacity"  # this offer cannot be had now: back it off, try the next one
     QUOTA = "quota"  # a limit of the account: no creates anywhere in its scope for a while
@@ -78,8 +78,9 @@ class ProviderError(Exception):
         kind: what happened.
         applied: whether it took effect all the same.
         scope: how far it reaches.
-        retry_after: seconds after which another try may help; ``None`` when the provider said nothing.
+        retry_after: seconds after which another try may help; ``None`` where the provider does not say.
         code: the provider's own code, for logs only.
+        details: more of the provider's own, for logs only.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Offer:
 
 
 class Phase(StrEnum):
-    """Where an instance stands, as the provider says."""
+    """Lifecycle phase of an instance, as the provider reports it."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -202,10 +203,10 @@ class Instance:
     adopted: bool = False
     """``create`` found it already there under the same operation."""
     detail: str = ""
-    """What the provider says about where it stands, for people; nothing is decided by it."""
+    """The provider's own words about its state, for people; nothing is decided by it."""
     progress_at: datetime | None = None
-    """When it last came a step nearer to running, by the provider's clock; ``None`` where no provider tells of steps.
-    A boot that is late gets more time, once, when this is not long ago."""
+    """When its boot last made progress, by the provider's clock; ``None`` where the provider reports none.  A late boot
+    gets more time, once, when this is not long ago."""
     expires_at: datetime | None = None
     """When its paid time ends and the provider takes it away, by the provider's clock; ``None`` for never."""
 
@@ -259,7 +260,7 @@ class Create:
 
 
 class Deleted(StrEnum):
-    """How far a delete has come."""
+    """State of a delete."""
 
     ACCEPTED = "accepted"
     GONE = "gone"
@@ -267,7 +268,7 @@ class Deleted(StrEnum):
 
 @dataclass(frozen=True)
 class Access:
-    """How a person or the bootstrap reaches an instance."""
+    """How a person or the bootstrap logs in to an instance."""
 
     host: str
     port: int
@@ -283,7 +284,7 @@ class ComputeProvider(ABC):
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
-        """The provider that these settings describe.  Calls nothing outside.
+        """Return the provider that these settings describe.  Calls nothing outside.
 
         Args:
             settings: the provider's own table of the settings file.  Unknown keys are refused.  A secret stands in it
@@ -297,18 +298,18 @@ class ComputeProvider(ABC):
 
     @abstractmethod
     def offers(self) -> list[Offer]:
-        """Everything that could be bought, available or not."""
+        """Return everything that could be bought, available or not."""
 
     @abstractmethod
     def list(self) -> Inventory:
-        """Every instance with the deployment's label, and its side resources that nothing uses any more.
+        """Return every instance with the deployment's label, and its side resources that nothing uses any more.
 
         Raises rather than return a part.
         """
 
     @abstractmethod
     def get(self, ref: Ref) -> Instance | None:
-        """One instance; ``None`` only when the provider proves that there is none.
+        """Return one instance; ``None`` only when the provider proves that there is none.
 
         Where deleted instances stay listed, one of them is found by its id, as gone.  A name alone finds the oldest
         that is not gone.
@@ -316,7 +317,7 @@ class ComputeProvider(ABC):
 
     @abstractmethod
     def create(self, want: Create) -> Instance:
-        """Orders one instance and returns at once, in `Phase.BOOTING`.
+        """Order one instance and return at once, in `Phase.BOOTING`.
 
         Idempotent: called again with the same name and operation it returns the instance that is there, `adopted`.
         One of this operation that is gone already may be returned as `Phase.GONE` or be made again: the caller counts
@@ -329,11 +330,11 @@ class ComputeProvider(ABC):
 
     @abstractmethod
     def delete(self, ref: Ref) -> Deleted:
-        """Begins removal; an unknown instance is `Deleted.GONE`.  Also takes the id of a leftover of an `Inventory`.
+        """Begin removal; an unknown instance is `Deleted.GONE`.  Also takes the id of a leftover of an `Inventory`.
 
         A name alone ends every instance of the deployment that carries it.
         """
 
     @abstractmethod
     def connect(self, instance: Instance) -> Access | None:
-        """How to log in, or ``None`` where the provider has no way."""
+        """Return how to log in, or ``None`` where the provider has no way."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from enum import StrEnum
 from typing import Any, Final
 
 import requests
@@ -20,6 +21,20 @@ MAX_BODY: Final = 64 * 2**20
 USER_AGENT: Final = "sandbox-fleet"
 _CHUNK: Final = 64 * 1024
 _PREVIEW: Final = 200
+
+
+class Call(StrEnum):
+    """What a call to a cloud may do."""
+
+    READ = "read"
+    CREATE = "create"  # of an instance
+    CHANGE = "change"  # anything else that may have an effect
+    SIGN_IN = "sign-in"
+
+    @property
+    def mutates(self) -> bool:
+        """Whether a lost answer leaves something unknown."""
+        return self in (Call.CREATE, Call.CHANGE)
 
 
 class NoAnswerError(Exception):

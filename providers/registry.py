@@ -1,4 +1,4 @@
-"""Finds providers by entry point and refuses the malformed ones with a sentence that says why."""
+"""Finds providers by entry point and refuses malformed ones with the reason."""
 
 import importlib
 import inspect
@@ -20,12 +20,12 @@ class PluginError(Exception):
 
 
 def installed() -> tuple[EntryPoint, ...]:
-    """The entry points of all installed providers; nothing is imported."""
+    """Return the entry points of all installed providers; nothing is imported."""
     return tuple(entry_points(group=GROUP))
 
 
 def load(kind: str, entries: Iterable[EntryPoint] | None = None) -> type[ComputeProvider]:
-    """The provider class that is installed under the name ``kind``.
+    """Return the provider class that is installed under the name ``kind``.
 
     Args:
         kind: name of the entry point, which must be the class's own ``kind``.
@@ -47,12 +47,12 @@ def load(kind: str, entries: Iterable[EntryPoint] | None = None) -> type[Compute
     try:
         loaded = entry.load()
     except Exception as error:
-        raise PluginError(f"the provider {kind!r} ({entry.value}) cannot be imported: {told(error)}") from error
+        raise PluginError(f"the provider {kind!r} ({entry.value}) cannot be imported: {describe(error)}") from error
     return validate(loaded, name=kind)
 
 
-def told(error: Exception) -> str:
-    """What an unexpected error says, with the file and line of the plugin that it came from, where there is one."""
+def describe(error: Exception) -> str:
+    """Return an unexpected error's message, with the file and line of the plugin that it came from, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(("<frozen ", *OURS))]
     where = f" ({outside[-1].filename}, line {outside[-1].lineno})" if outside else ""
@@ -67,7 +67,7 @@ def build(
     environ: Mapping[str, str],
     entries: Iterable[EntryPoint] | None = None,
 ) -> ComputeProvider:
-    """The installed provider ``kind``, made from its settings.
+    """Return the installed provider ``kind``, made from its settings.
 
     Raises:
         PluginError: see `load`.
@@ -77,7 +77,7 @@ def build(
 
 
 def validate(loaded: object, *, name: str) -> type[ComputeProvider]:
-    """``loaded`` if it is a provider class that the autoscaler can work with.
+    """Return ``loaded`` if it is a provider class that the autoscaler can work with.
 
     Raises:
         PluginError: it is not.
@@ -108,7 +108,7 @@ def validate(loaded: object, *, name: str) -> type[ComputeProvider]:
 
 
 def _signature_problem(loaded: type[ComputeProvider], method: str) -> str | None:
-    """What keeps ``method`` from being called as the port says; ``None`` when nothing does."""
+    """Return why ``method`` cannot be called as the interface says; ``None`` when it can."""
     wanted = inspect.signature(getattr(ComputeProvider, method))
     written = getattr(loaded, method)
     if not inspect.isfunction(written) or inspect.iscoroutinefunction(written):

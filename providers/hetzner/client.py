@@ -31,10 +31,10 @@ from hcloud.volumes import VolumesClient
 
 from providers.base import Applied, ErrorKind, ProviderError, Scope
 from providers.hetzner import errors
-from providers.hetzner.errors import Call, Refusal
+from providers.hetzner.errors import ErrorAnswer
 from providers.hetzner.models import Listed, Page
 from providers.hetzner.settings import HetznerSettings
-from providers.http import Connection, NoAnswerError, Timeouts
+from providers.http import Call, Connection, NoAnswerError, Timeouts
 from providers.rate_limit import Priority, RateLimit
 
 PER_PAGE: Final = 50
@@ -100,7 +100,7 @@ class HetznerClient:
             raise errors.unanswered(call, error) from error
         self.rate_limit.note(answer.headers, refused=answer.status == 429)
         if not answer.is_success:
-            failed = errors.refused(call, Refusal.of(answer))
+            failed = errors.refused(call, ErrorAnswer.of(answer))
             if failed.kind is ErrorKind.RATE_LIMIT:
                 failed.retry_after = self.rate_limit.wait(priority)
             raise failed

@@ -7,30 +7,16 @@ a code with something else and are told apart by their message alone.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 from providers.base import Applied, ErrorKind, ProviderError, Scope
-from providers.http import Answer, NoAnswerError
+from providers.http import Answer, Call, NoAnswerError
 
 K, A, S = ErrorKind, Applied, Scope
 
 
-class Call(StrEnum):
-    """What was asked."""
-
-    READ = "read"
-    CREATE = "create"  # of a server
-    CHANGE = "change"  # anything else that may have an effect
-
-    @property
-    def mutates(self) -> bool:
-        """Whether a lost answer leaves something unknown."""
-        return self is not Call.READ
-
-
 @dataclass(frozen=True)
-class Rule:
+class Meaning:
     """Meaning of one code, in answer to a call that changes something."""
 
     kind: ErrorKind
@@ -39,28 +25,28 @@ class Rule:
     retry_after: float | None = None
 
 
-_CONFIG: Final = Rule(K.CONFIG, A.NO, S.POOL)
-_FULL: Final = Rule(K.BUSY, A.NO, S.POOL)
-_AUTH: Final = Rule(K.AUTH, A.NO, S.PROVIDER)
-_CAPACITY: Final = Rule(K.CAPACITY, A.NO, S.OFFER)
-_BUSY: Final = Rule(K.BUSY, A.NO, S.INSTANCE)
-_TRANSIENT: Final = Rule(K.TRANSIENT, A.MAYBE, S.PROVIDER)
-_NEVER_SENT: Final = Rule(K.TRANSIENT, A.NO, S.PROVIDER)
-_BUG: Final = Rule(K.BUG, A.NO, S.PROVIDER)
-_UNREADABLE: Final = Rule(K.BUG, A.MAYBE, S.PROVIDER)
+_CONFIG: Final = Meaning(K.CONFIG, A.NO, S.POOL)
+_FULL: Final = Meaning(K.BUSY, A.NO, S.POOL)
+_AUTH: Final = Meaning(K.AUTH, A.NO, S.PROVIDER)
+_CAPACITY: Final = Meaning(K.CAPACITY, A.NO, S.OFFER)
+_BUSY: Final = Meaning(K.BUSY, A.NO, S.INSTANCE)
+_TRANSIENT: Final = Meaning(K.TRANSIENT, A.MAYBE, S.PROVIDER)
+_NEVER_SENT: Final = Meaning(K.TRANSIENT, A.NO, S.PROVIDER)
+_BUG: Final = Meaning(K.BUG, A.NO, S.PROVIDER)
+_UNREADABLE: Final = Meaning(K.BUG, A.MAYBE, S.PROVIDER)
 
-RULES: Final[Mapping[str, Rule]] = {
+MEANINGS: Final[Mapping[str, Meaning]] = {
     "unauthorized": _AUTH,
     "token_readonly": _AUTH,
     "forbidden": _AUTH,
-    "resource_limit_exceeded": Rule(K.QUOTA, A.NO, S.PROVIDER),
-    "maintenance": Rule(K.BUSY, A.NO, S.PROVIDER),
-    "not_found": Rule(K.NOT_FOUND, A.NO, S.INSTANCE),  # of a create see `CREATE_RULES`
+    "resource_limit_exceeded": Meaning(K.QUOTA, A.NO, S.PROVIDER),
+    "maintenance": Meaning(K.BUSY, A.NO, S.PROVIDER),
+    "not_found": Meaning(K.NOT_FOUND, A.NO, S.INSTANCE),  # of a create see `CREATE_MEANINGS`
     "method_not_allowed": _BUG,
     "json_error": _BUG,
-    "uniqueness_error": Rule(K.EXISTS, A.MAYBE, S.INSTANCE),  # may be this operation's own earlier try
+    "uniqueness_error": Meaning(K.EXISTS, A.MAYBE, S.INSTANCE),  # may be this operation's own earlier try
     "conflict": _BUSY,
-    "deprecated_api_endpoint": Rule(K.DEPRECATED, A.NO, S.PROVIDER),
+    "deprecated_api_endpoint": Meaning(K.DEPRECATED, A.NO, S.PROVIDER),
     "resource_unavailable": _CAPACITY,
     "primary_ip_version_mismatch": _CONFIG,
     "placement_error": _CAPACITY,
@@ -76,25 +62,25 @@ RULES: Final[Mapping[str, Rule]] = {
     "ip_not_available": _FULL,
     "locked": _BUSY,
     "protected": _BUSY,
-    "rate_limit_exceeded": Rule(K.RATE_LIMIT, A.NO, S.PROVIDER),
+    "rate_limit_exceeded": Meaning(K.RATE_LIMIT, A.NO, S.PROVIDER),
     "server_error": _TRANSIENT,
     "bad_gateway": _TRANSIENT,
     "unavailable": _TRANSIENT,
     "timeout": _TRANSIENT,
 }
 
-CREATE_RULES: Final[Mapping[str, Rule]] = {
+CREATE_MEANINGS: Final[Mapping[str, Meaning]] = {
     "not_found": _CONFIG,  # the image, a network or a key is gone
 }
 
 # By status, for answers that are not the API's own (a proxy's page) and for codes that are new.
-STATUS_RULES: Final[Mapping[int, Rule]] = {
+STATUS_MEANINGS: Final[Mapping[int, Meaning]] = {
     401: _AUTH,
     403: _AUTH,
     408: _TRANSIENT,
     409: _BUSY,
     423: _BUSY,
-    429: RULES["rate_limit_exceeded"],
+    429: MEANINGS["rate_limit_exceeded"],
 }
 
 LOCATION_DISABLED: Final = "location disabled"
@@ -106,7 +92,7 @@ LONG_SECONDS: Final = 6 * 3600.0
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ErrorAnswer:
     """An answer that is no success."""
 
     status: int
@@ -117,7 +103,7 @@ class Refusal:
     correlation_id: str = ""
 
     @classmethod
-    def of(cls, answer: Answer) -> "Refusal":
+    def of(cls, answer: Answer) -> "ErrorAnswer":
         """Return what an error answer says, whatever the shape of its body."""
         trace = answer.headers.get("X-Correlation-Id", "")
         error = _error_of(answer.body)
@@ -127,29 +113,29 @@ class Refusal:
         return cls(answer.status, code, str(error.get("message") or ""), error.get("details"), trace)
 
 
-def refused(call: Call, refusal: Refusal) -> ProviderError:
+def refused(call: Call, answer: ErrorAnswer) -> ProviderError:
     """Return the error that an error answer is."""
-    rule = rule_for(call, refusal)
-    details = _details(refusal.details)
-    if refusal.code == "protected":
+    meaning = meaning_of(call, answer)
+    details = _details(answer.details)
+    if answer.code == "protected":
         details["protected"] = "true"  # no wait helps: a person protected it
-    code = refusal.code or str(refusal.status)
-    trace = f", correlation id {refusal.correlation_id}" if refusal.correlation_id else ""
+    code = answer.code or str(answer.status)
+    trace = f", correlation id {answer.correlation_id}" if answer.correlation_id else ""
     limits = f"; limits reached: {details['limits']}" if "limits" in details else ""
-    return _error(call, f"{refusal.message or 'no message'} ({code}{trace}){limits}", rule, code, details)
+    return _error(call, f"{answer.message or 'no message'} ({code}{trace}){limits}", meaning, code, details)
 
 
-def rule_for(call: Call, refusal: Refusal) -> Rule:
+def meaning_of(call: Call, answer: ErrorAnswer) -> Meaning:
     """Return what an error answer means, for a call that changes something."""
-    words = refusal.message.lower()
-    if refusal.code == "resource_unavailable" and LOCATION_DISABLED in words:
-        return Rule(K.CAPACITY, A.NO, S.LOCATION)
-    if refusal.code == "invalid_input" and WRONG_LOCATION in words:
-        return Rule(K.CAPACITY, A.NO, S.OFFER, LONG_SECONDS)
-    known = CREATE_RULES.get(refusal.code) if call is Call.CREATE else None
-    if (known := known or RULES.get(refusal.code)) is not None:
+    words = answer.message.lower()
+    if answer.code == "resource_unavailable" and LOCATION_DISABLED in words:
+        return Meaning(K.CAPACITY, A.NO, S.LOCATION)
+    if answer.code == "invalid_input" and WRONG_LOCATION in words:
+        return Meaning(K.CAPACITY, A.NO, S.OFFER, LONG_SECONDS)
+    known = CREATE_MEANINGS.get(answer.code) if call is Call.CREATE else None
+    if (known := known or MEANINGS.get(answer.code)) is not None:
         return known
-    return _TRANSIENT if refusal.status >= 500 else STATUS_RULES.get(refusal.status, _UNREADABLE)
+    return _TRANSIENT if answer.status >= 500 else STATUS_MEANINGS.get(answer.status, _UNREADABLE)
 
 
 def unanswered(call: Call, error: NoAnswerError) -> ProviderError:
@@ -167,13 +153,15 @@ def not_sent(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> Provid
     return ProviderError(f"hetzner: {message}", kind=kind, applied=Applied.NO, scope=scope, code="not sent")
 
 
-def _error(call: Call, message: str, rule: Rule, code: str, details: Mapping[str, str] | None = None) -> ProviderError:
+def _error(
+    call: Call, message: str, meaning: Meaning, code: str, details: Mapping[str, str] | None = None
+) -> ProviderError:
     return ProviderError(
         f"hetzner: {message}",
-        kind=rule.kind,
-        applied=rule.applied if call.mutates else Applied.NO,
-        scope=rule.scope,
-        retry_after=rule.retry_after,
+        kind=meaning.kind,
+        applied=meaning.applied if call.mutates else Applied.NO,
+        scope=meaning.scope,
+        retry_after=meaning.retry_after,
         code=code,
         details=details,
     )

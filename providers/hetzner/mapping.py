@@ -154,7 +154,7 @@ def _price(kind: ServerType, place: TypeLocation, pricing: Pricing, settings: He
     return None
 
 
-class Order(TypedDict):
+class ServerOrder(TypedDict):
     """Arguments of hcloud's ``servers.create``."""
 
     name: str
@@ -170,7 +170,7 @@ class Order(TypedDict):
     start_after_create: bool
 
 
-def order(want: Create, image: str | int, settings: HetznerSettings, *, pinned: bool) -> Order:
+def order(want: Create, image: str | int, settings: HetznerSettings, *, pinned: bool) -> ServerOrder:
     """Return the arguments of a create.
 
     Args:

@@ -173,8 +173,8 @@ class Pricing(Value):
     primary_ips: Many[IpPrice] = ()
 
 
-class Image(Value):
-    """A system image or a snapshot."""
+class Snapshot(Value):
+    """An image made from a server."""
 
     id: int
     status: str

@@ -30,7 +30,7 @@ from providers.hetzner import mapping
 from providers.hetzner.client import PER_PAGE, HetznerClient, list_all
 from providers.hetzner.errors import not_sent
 from providers.hetzner.leftovers import Leftovers, Side
-from providers.hetzner.models import Image, Pricing, Server, ServerType
+from providers.hetzner.models import Pricing, Server, ServerType, Snapshot
 from providers.hetzner.settings import HetznerSettings, parse
 from providers.rate_limit import CALLS_PER_HOUR, Priority
 
@@ -233,9 +233,9 @@ class HetznerProvider(ComputeProvider):
                 sort=["created:desc"],
                 per_page=PER_PAGE,
             )
-            images = [Image.of(image) for image in page.images]
+            snapshots = [Snapshot.of(image) for image in page.images]
         # Filtered here: hcloud (2.27) sends the page's size as the status.
-        images = [image for image in images if image.status == "available"]
-        if not images:
+        snapshots = [snapshot for snapshot in snapshots if snapshot.status == "available"]
+        if not snapshots:
             raise not_sent(ErrorKind.CONFIG, f"no snapshot for {architecture} carries {selector!r}")
-        return max(images, key=lambda image: (image.created, image.id)).id
+        return max(snapshots, key=lambda snapshot: (snapshot.created, snapshot.id)).id

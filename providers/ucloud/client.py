@@ -14,9 +14,9 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from providers.http import Answer, AnswerTooLargeError, Connection, NoAnswerError, Timeouts
+from providers.http import Answer, AnswerTooLargeError, Call, Connection, NoAnswerError, Timeouts
 from providers.ucloud import errors
-from providers.ucloud.errors import Call, Refusal
+from providers.ucloud.errors import Refusal
 from providers.ucloud.models import Acknowledged, Catalogue, Job, JobPage, Submitted, SupportedProduct, Tokens
 
 CONNECT_SECONDS: Final = 5.0
@@ -35,7 +35,7 @@ class Credential:
 
 
 @dataclass(frozen=True)
-class Listing:
+class JobListing:
     """Every job that a browse found, the newest first."""
 
     jobs: tuple[Job, ...]
@@ -76,7 +76,7 @@ class UCloudClient:
         self._access = "" if credential.is_refresh_token else credential.token
         self._fresh_until = float("-inf") if credential.is_refresh_token else float("inf")
 
-    def browse(self, labels: Mapping[str, str], *, ids: Sequence[str] = (), updates: bool = False) -> Listing:
+    def browse(self, labels: Mapping[str, str], *, ids: Sequence[str] = (), updates: bool = False) -> JobListing:
         """Return every job, ended ones too, that has all these labels.
 
         Args:
@@ -102,7 +102,7 @@ class UCloudClient:
             last = _check_order(page, last, cursor)
             found += [job for job in page.items if _matches(job, labels, ids)]
             if page.next is None:
-                return Listing(tuple(found), taken_at)
+                return JobListing(tuple(found), taken_at)
             cursor = page.next
         raise errors.unreadable(
             Call.READ, f"the listing did not end within {self._max_pages} pages; raise max_pages or page_size"
@@ -116,16 +116,16 @@ class UCloudClient:
 
     def submit(self, specification: Mapping[str, object]) -> Accepted:
         """Order one job.  Never sent again after it may have arrived."""
-        answer = self._ask(Call.SUBMIT, "POST", "/api/jobs", body={"items": [specification]})
-        responses = _read(Call.SUBMIT, Submitted, answer).responses
+        answer = self._ask(Call.CREATE, "POST", "/api/jobs", body={"items": [specification]})
+        responses = _read(Call.CREATE, Submitted, answer).responses
         if len(responses) != 1:
-            raise errors.unreadable(Call.SUBMIT, f"it has {len(responses)} ids for one job")
+            raise errors.unreadable(Call.CREATE, f"it has {len(responses)} ids for one job")
         return Accepted(responses[0].id, _date(answer))
 
     def terminate(self, job_id: str) -> None:
         """Ask for the end of one job.  Success says that it was asked, and nothing more."""
-        answer = self._ask(Call.TERMINATE, "POST", "/api/jobs/terminate", body={"items": [{"id": job_id}]})
-        _read(Call.TERMINATE, Acknowledged, answer)
+        answer = self._ask(Call.CHANGE, "POST", "/api/jobs/terminate", body={"items": [{"id": job_id}]})
+        _read(Call.CHANGE, Acknowledged, answer)
 
     # -- one exchange -------------------------------------------------------------------------------------------------
 
@@ -146,10 +146,10 @@ class UCloudClient:
         """Return the access token, fetched anew when its time is over or when it is the one that was refused."""
         with self._lock:
             if self._clock() >= self._fresh_until or self._access == instead_of:
-                answer = self._send(Call.REFRESH, "POST", "/auth/refresh", self._credential.token)
+                answer = self._send(Call.SIGN_IN, "POST", "/auth/refresh", self._credential.token)
                 if not answer.is_success:
-                    raise errors.refused(Call.REFRESH, Refusal.of(answer))
-                self._access = _read(Call.REFRESH, Tokens, answer).access_token
+                    raise errors.refused(Call.SIGN_IN, Refusal.of(answer))
+                self._access = _read(Call.SIGN_IN, Tokens, answer).access_token
                 self._fresh_until = self._clock() + TOKEN_SECONDS
             return self._access
 

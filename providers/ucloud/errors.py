@@ -8,13 +8,12 @@ module (docs/providers/ucloud.md).
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from pydantic import BaseModel, Field, ValidationError
 
 from providers.base import Applied, ErrorKind, ProviderError, Scope
-from providers.http import Answer, NoAnswerError
+from providers.http import Answer, Call, NoAnswerError
 
 SETTLE_SECONDS: Final = 120.0
 """How long a submission whose answer was lost may still turn up: Core asks its provider up to six times, 5 s each."""
@@ -22,20 +21,6 @@ MAINTENANCE_SECONDS: Final = 60.0
 RATE_SECONDS: Final = 60.0
 _PREVIEW: Final = 200
 _BODY_PREVIEW: Final = 500
-
-
-class Call(StrEnum):
-    """What was asked."""
-
-    READ = "read"
-    SUBMIT = "submit"
-    TERMINATE = "terminate"
-    REFRESH = "refresh"
-
-    @property
-    def mutates(self) -> bool:
-        """Whether a lost answer leaves something unknown."""
-        return self in (Call.SUBMIT, Call.TERMINATE)
 
 
 class _ErrorBody(BaseModel):
@@ -97,8 +82,8 @@ class Rule:
 
 
 K, S = ErrorKind, Scope
-_SUBMIT: Final = frozenset({Call.SUBMIT})
-_TERMINATE: Final = frozenset({Call.TERMINATE})
+_CREATE: Final = frozenset({Call.CREATE})
+_CHANGE: Final = frozenset({Call.CHANGE})
 _4XX: Final = range(400, 500)
 _MAYBE: Final = Applied.MAYBE
 
@@ -109,22 +94,22 @@ RULES: Final = (
     Rule(K.TRANSIENT, S.PROVIDER, 403, from_gateway=True),
     Rule(K.AUTH, S.PROVIDER, 403, r"^forbidden$|(bad|invalid) token supplied"),
     Rule(K.CONFIG, S.PROVIDER, 403, r"not allowed to consume"),
-    Rule(K.CONFIG, S.POOL, 403, calls=_SUBMIT),
+    Rule(K.CONFIG, S.POOL, 403, calls=_CREATE),
     Rule(K.AUTH, S.PROVIDER, 403),
     Rule(K.BUSY, S.PROVIDER, 404, r"undergoing maintenance", wait=MAINTENANCE_SECONDS),
-    Rule(K.NOT_FOUND, S.INSTANCE, 404, r"job not found", calls=_TERMINATE),
+    Rule(K.NOT_FOUND, S.INSTANCE, 404, r"job not found", calls=_CHANGE),
     Rule(K.CONFIG, S.PROVIDER, 404, r"404 page not found", from_gateway=True),
-    Rule(K.TRANSIENT, S.INSTANCE, 404, calls=_TERMINATE, applied=_MAYBE),
+    Rule(K.TRANSIENT, S.INSTANCE, 404, calls=_CHANGE, applied=_MAYBE),
     Rule(K.TRANSIENT, S.PROVIDER, 404),
     Rule(K.TRANSIENT, S.PROVIDER, 408, applied=_MAYBE),
     Rule(K.TRANSIENT, S.PROVIDER, 425, applied=_MAYBE),
     Rule(K.RATE_LIMIT, S.PROVIDER, 429, applied=_MAYBE, wait=RATE_SECONDS),
-    Rule(K.TRANSIENT, S.PROVIDER, 400, from_gateway=True, calls=_SUBMIT),
-    Rule(K.CONFIG, S.OFFER, 400, r"machine type", calls=_SUBMIT),
-    Rule(K.TRANSIENT, S.PROVIDER, 400, r"^(failed|internal|could not|unable|unexpected)", calls=_SUBMIT),
-    Rule(K.TRANSIENT, S.INSTANCE, 400, calls=_TERMINATE, applied=_MAYBE),
+    Rule(K.TRANSIENT, S.PROVIDER, 400, from_gateway=True, calls=_CREATE),
+    Rule(K.CONFIG, S.OFFER, 400, r"machine type", calls=_CREATE),
+    Rule(K.TRANSIENT, S.PROVIDER, 400, r"^(failed|internal|could not|unable|unexpected)", calls=_CREATE),
+    Rule(K.TRANSIENT, S.INSTANCE, 400, calls=_CHANGE, applied=_MAYBE),
     Rule(K.BUSY, S.PROVIDER, 409),
-    Rule(K.CONFIG, S.POOL, _4XX, calls=_SUBMIT),
+    Rule(K.CONFIG, S.POOL, _4XX, calls=_CREATE),
     Rule(K.BUG, S.PROVIDER, _4XX),
     Rule(K.TRANSIENT, S.PROVIDER, range(500, 600), applied=_MAYBE),
     Rule(K.BUG, S.PROVIDER, range(1000), applied=_MAYBE),
@@ -181,7 +166,7 @@ def not_sent(kind: ErrorKind, message: str, scope: Scope = Scope.POOL) -> Provid
 
 def _settled(call: Call, applied: Applied, wait: float | None) -> float | None:
     """Return when to try again: nothing is known of a lost submission before it can have come through."""
-    if call is Call.SUBMIT and applied is Applied.MAYBE:
+    if call is Call.CREATE and applied is Applied.MAYBE:
         return max(wait or 0.0, SETTLE_SECONDS)
     return wait
 

@@ -88,7 +88,7 @@ def test_an_answer_has_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("cut", [0, 120])
-def test_an_answer_that_breaks_off_is_none(serve: Serve, cut: int) -> None:
+def test_a_truncated_answer_is_no_answer(serve: Serve, cut: int) -> None:
     connection = serve(lambda _: Reply(200, b" " * 200, cut=cut))
     with pytest.raises(NoAnswerError) as caught:
         connection.exchange("POST", "/", token="t", body={})
@@ -96,7 +96,7 @@ def test_an_answer_that_breaks_off_is_none(serve: Serve, cut: int) -> None:
 
 
 @pytest.mark.parametrize("timeouts", [Timeouts(5.0, 0.2, 20.0), Timeouts(5.0, 20.0, 0.2)], ids=["silence", "whole"])
-def test_an_answer_that_takes_too_long_is_none(timeouts: Timeouts) -> None:
+def test_an_answer_that_takes_too_long_is_no_answer(timeouts: Timeouts) -> None:
     """One that never comes, or one that never ends."""
     ended = threading.Event()
 

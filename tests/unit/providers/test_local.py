@@ -95,17 +95,17 @@ def test_a_node_that_dies_is_started_again(bench: Bench) -> None:
     ("last", "ran", "next_"),
     [(0.0, 1.0, 0.5), (0.5, 1.0, 1.0), (16.0, 1.0, 30.0), (30.0, 1.0, 30.0), (30.0, 60.0, 0.5)],
 )
-def test_the_pause_grows_is_bounded_and_is_forgotten_after_a_good_run(last: float, ran: float, next_: float) -> None:
+def test_restart_backoff_grows_to_a_bound_and_resets_after_a_good_run(last: float, ran: float, next_: float) -> None:
     assert supervisor.next_backoff(last, ran) == next_
 
 
-def test_a_command_that_cannot_be_started_is_tried_again_and_told(bench: Bench) -> None:
+def test_a_command_that_cannot_start_is_retried_and_logged(bench: Bench) -> None:
     bench.create(node_command=("/no/such/program",))
     eventually(lambda: bench.log().count("cannot start /no/such/program") >= 2)
     assert bench.phase() is Phase.BOOTING
 
 
-def test_what_the_node_says_is_in_the_log(bench: Bench) -> None:
+def test_output_of_the_node_is_logged(bench: Bench) -> None:
     code = "import os, signal; os.write(2, b'caf\\xc3\\xa9\\n'); signal.pause()"
     bench.create(node_command=(PYTHON, "-c", code))
     eventually(lambda: "café" in bench.log())
@@ -134,7 +134,7 @@ import os, signal; os.kill(os.getpid(), signal.SIGKILL)
     assert again.adopted
 
 
-def test_two_supervisors_of_one_instance_are_one(bench: Bench) -> None:
+def test_an_instance_has_one_supervisor(bench: Bench) -> None:
     home = bench.create()
     running(bench, home)
     done = subprocess.run([PYTHON, "-m", "providers.local.supervisor", str(home.path)], check=False, timeout=60)
@@ -169,7 +169,7 @@ def test_delete_ends_the_node_of_a_killed_supervisor(bench: Bench) -> None:
     assert not home.path.exists()
 
 
-def test_sigterm_without_a_delete_is_a_machine_switched_off(bench: Bench) -> None:
+def test_sigterm_without_a_delete_loses_the_instance_and_keeps_its_directory(bench: Bench) -> None:
     home = bench.create()
     running(bench, home)
     signal_lock_holder(home.lock, signal.SIGTERM)
@@ -186,7 +186,7 @@ def test_a_node_that_ignores_sigterm_is_killed(bench: Bench) -> None:
     assert marked(home) == []
 
 
-def test_children_that_the_node_left_go_with_it(bench: Bench) -> None:
+def test_orphaned_children_of_the_node_are_killed(bench: Bench) -> None:
     code = f"import signal, subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True); signal.pause()"
     home = bench.create(node_command=(PYTHON, "-c", code))
     eventually(lambda: len(marked(home)) == 2)
@@ -251,7 +251,7 @@ def test_nothing_is_removed_below_a_mount(bench: Bench, monkeypatch: pytest.Monk
 
 
 @pytest.mark.engine
-def test_mounts_below_an_instance_are_told_whatever_their_names(tmp_path: Path) -> None:
+def test_mounts_below_an_instance_are_found_whatever_their_names(tmp_path: Path) -> None:
     home, beside = Home(tmp_path / "a b"), tmp_path / "a bc"
     point = home.path / "node" / "x\\y z\t\xe9"
     for path in (point, beside):
@@ -267,7 +267,7 @@ def test_mounts_below_an_instance_are_told_whatever_their_names(tmp_path: Path) 
 # -- create -----------------------------------------------------------------------------------------------------------
 
 
-def test_user_data_becomes_files_with_their_words_filled_in(bench: Bench) -> None:
+def test_user_data_becomes_files_with_placeholders_filled_in(bench: Bench) -> None:
     content = "dir=${dir} name=${name} address=${address} cost=$$1"
     files = [{"path": "node.toml", "content": content}, {"path": "x.sh", "content": "", "mode": 0o700}]
     home = bench.create(user_data=json.dumps({"files": files}), address="127.0.0.9")
@@ -295,7 +295,7 @@ def test_more_instances_than_allowed_are_a_quota(bench: Bench) -> None:
     assert bench.provider.create(bench.order("d-cpu-a")).adopted
 
 
-def test_a_damaged_record_makes_the_listing_fail_rather_than_lack_one(bench: Bench) -> None:
+def test_a_damaged_record_fails_the_listing(bench: Bench) -> None:
     home = bench.create()
     running(bench, home)
     record = home.path / "instance.json"

@@ -23,7 +23,7 @@ def limit(reserve: int = 600, **headers: str) -> RateLimit:
         (0, set()),
     ],
 )
-def test_what_matters_more_goes_on_longer(left: int, open_: set[Priority]) -> None:
+def test_lower_priorities_are_refused_first(left: int, open_: set[Priority]) -> None:
     bucket = limit(limit="3600", remaining=str(left))
     assert {priority for priority in Priority if bucket.wait(priority) == 0} == open_
 

@@ -6,19 +6,19 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import hcloud
 import pytest
 from hcloud.images import Image
 from hcloud.server_types import ServerType
 
-from providers.base import Applied, Deleted, ErrorKind, ProviderError, Ref
+from providers.base import DEPLOYMENT_LABEL, OPERATION_LABEL, Applied, Deleted, ErrorKind, ProviderError, Ref
 from providers.hetzner.client import HetznerClient
 from providers.hetzner.settings import parse
 from providers.rate_limit import Priority
 from tests.fakes.hetzner.emulator import EPOCH
-from tests.unit.providers.hetzner.lab import Lab, order
+from tests.unit.providers.hetzner.lab import DEPLOYMENT, Lab, order
 
 NEVER_SLEEPS = SimpleNamespace(sleep=lambda _: pytest.fail("it sleeps"))
 
@@ -32,7 +32,7 @@ def calls(lab: Lab) -> int:
     return int(lab.cloud.audit()["calls"])
 
 
-def test_hcloud_by_itself_sends_a_create_again_and_sleeps(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hclouds_own_transport_repeats_a_create_and_sleeps(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Why its transport is not used: the caller waits, and hears that the name of its own server is taken."""
     sleeps: list[float] = []
     monkeypatch.setattr("hcloud._client.time", SimpleNamespace(sleep=sleeps.append))
@@ -56,7 +56,7 @@ def test_a_create_is_sent_once(lab: Lab, monkeypatch: pytest.MonkeyPatch, do: st
 
 
 @pytest.mark.parametrize("code", ["conflict", "rate_limit_exceeded", "bad_gateway", "timeout"])
-def test_no_code_makes_it_try_again(lab: Lab, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+def test_no_error_code_is_retried(lab: Lab, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr("hcloud._client.time", NEVER_SLEEPS)
     lab.cloud.fault("error", "GET /servers", status=400, code=code, times=None)
     with pytest.raises(ProviderError):
@@ -64,7 +64,7 @@ def test_no_code_makes_it_try_again(lab: Lab, monkeypatch: pytest.MonkeyPatch, c
     assert calls(lab) == 1
 
 
-def test_a_silent_api_is_left(lab: Lab) -> None:
+def test_a_silent_api_times_out(lab: Lab) -> None:
     lab.cloud.fault("slow", "GET /servers", seconds=1.0)
     with pytest.raises(ProviderError) as caught:
         lab.provider(read_seconds=0.2).list()
@@ -77,7 +77,7 @@ def test_where_nobody_listens_nothing_was_applied() -> None:
     assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.NO)
 
 
-def test_times_are_the_providers(lab: Lab) -> None:
+def test_times_are_by_the_providers_clock(lab: Lab) -> None:
     lab.advance(90)
     assert lab.provider().list().taken_at == datetime.fromtimestamp(EPOCH + 90, UTC)
 
@@ -127,7 +127,7 @@ def odd() -> Iterator[tuple[type[Odd], HetznerClient]]:
         (200, [1, 2], Applied.MAYBE),
     ],
 )
-def test_bodies_of_another_shape(
+def test_error_bodies_of_another_shape(
     odd: tuple[type[Odd], HetznerClient], status: int, body: object, applied: Applied
 ) -> None:
     handler, client = odd
@@ -139,7 +139,7 @@ def test_bodies_of_another_shape(
 
 
 @pytest.mark.parametrize("date", [None, "yesterday"])
-def test_an_answer_without_a_time_is_not_understood(odd: tuple[type[Odd], HetznerClient], date: str | None) -> None:
+def test_an_answer_without_a_date_is_a_bug(odd: tuple[type[Odd], HetznerClient], date: str | None) -> None:
     handler, client = odd
     handler.extra = {"Date": date} if date is not None else {}
     with pytest.raises(ProviderError, match="Date") as caught:
@@ -147,10 +147,97 @@ def test_an_answer_without_a_time_is_not_understood(odd: tuple[type[Odd], Hetzne
     assert caught.value.kind is ErrorKind.BUG
 
 
+# -- whole listings, whatever happens between two pages ---------------------------------------------------------------
+
+LABELS = {DEPLOYMENT_LABEL: DEPLOYMENT, OPERATION_LABEL: "x"}
+MANY = 120
+
+
+@pytest.fixture
+def full(lab: Lab) -> Lab:
+    """A project with three pages of servers."""
+    provider = lab.provider()
+    for number in range(MANY):
+        provider.create(order(number))
+    lab.advance(3600)
+    return lab
+
+
+def listed(lab: Lab) -> list[str]:
+    return [instance.name for instance in lab.provider().list().instances]
+
+
+def standing(lab: Lab) -> list[str]:
+    return [server["name"] for server in lab.cloud.here()]
+
+
+def pages_asked(lab: Lab, **fault: Any) -> int:
+    """Pages that one listing of servers took."""
+    before = lab.cloud.audit()["calls"]
+    assert listed(lab) == standing(lab)
+    return int(lab.cloud.audit()["calls"]) - before - 3  # the side resources
+
+
+def test_all_pages_are_read_once(full: Lab) -> None:
+    assert pages_asked(full) == 3
+
+
+@pytest.mark.parametrize("page", [1, 2])
+@pytest.mark.parametrize("do", ["delete", "replace"])
+def test_a_server_deleted_between_pages_hides_no_other(full: Lab, do: str, page: int) -> None:
+    """The first of the next page slips into this one; a new server keeps even the total as it was."""
+    full.cloud.fault(do, "GET /servers", match={"page": page})
+    assert listed(full) == standing(full)
+    assert len(standing(full)) == MANY - (do == "delete")
+
+
+def test_a_repeated_page_is_read_again(full: Lab) -> None:
+    full.cloud.fault("page_again", "GET /servers", match={"page": 2})
+    assert pages_asked(full) == 6
+
+
+def test_without_totals_two_readings_must_agree(full: Lab) -> None:
+    full.cloud.knobs(totals=False)
+    assert pages_asked(full) == 6
+    full.cloud.fault("delete", "GET /servers", match={"page": 1})
+    assert pages_asked(full) == 9
+
+
+def test_newborns_on_a_later_page_need_a_second_reading(lab: Lab) -> None:
+    for number in range(60):
+        lab.provider().create(order(number))
+    assert pages_asked(lab) == 4
+
+
+@pytest.mark.parametrize("do", ["page_again", "replace", "delete"])
+def test_a_listing_that_keeps_changing_is_transient(full: Lab, do: str) -> None:
+    full.cloud.fault(do, "GET /servers", times=None, match={"page": 2} if do == "page_again" else {"page": 1})
+    with pytest.raises(ProviderError, match="changed") as caught:
+        full.provider().list()
+    assert (caught.value.kind, caught.value.applied) == (ErrorKind.TRANSIENT, Applied.NO)
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+@pytest.mark.parametrize("fault", [{"do": "drop"}, {"do": "html", "status": 200}, {"do": "garbage"}, {"do": "error"}])
+def test_a_partial_listing_is_never_returned(full: Lab, fault: dict[str, Any], page: int) -> None:
+    full.cloud.fault(on="GET /servers", match={"page": page}, **fault)
+    with pytest.raises(ProviderError):
+        full.provider().list()
+
+
+def test_side_resources_are_listed_completely(lab: Lab) -> None:
+    """Side resources and catalogue are read the same way."""
+    for number in range(70):
+        lab.cloud.add("volumes", name=f"v{number}", labels=LABELS)
+    lab.advance(10)
+    lab.cloud.fault("page_again", "GET /volumes", match={"page": 2})
+    assert len(lab.provider().list().leftovers) == 70
+
+
 # -- rate limit -------------------------------------------------------------------------------------------------------
 
 
-def test_deletes_go_on_in_the_reserve(lab: Lab) -> None:
+def test_deletes_use_the_reserve(lab: Lab) -> None:
     provider = lab.provider()
     made = provider.create(order())
     lab.cloud.ask("budget", left=10)
@@ -176,7 +263,7 @@ def test_calls_come_back_with_time(lab: Lab) -> None:
     provider.create(order())
 
 
-def test_looking_for_leftovers_waits_while_calls_are_scarce(lab: Lab) -> None:
+def test_leftovers_are_not_listed_while_calls_are_scarce(lab: Lab) -> None:
     lab.cloud.ask("budget", left=800)
     provider = lab.provider()
     provider.list()

@@ -28,7 +28,7 @@ def test_the_example_is_accepted() -> None:
     ("status", "code", "kind", "applied", "scope"),
     [(row[0], row[1], *row[3:]) for row in ROWS if row[1] != "something_new"],
 )
-def test_the_table_of_errors_is_the_tried_one(
+def test_the_documented_errors_are_the_tested_ones(
     status: int, code: str, kind: ErrorKind, applied: Applied, scope: Scope
 ) -> None:
     row = rf"^\| {status} \| `{code}`[^|]* \| {kind} \| {applied} \| {scope} \|$"

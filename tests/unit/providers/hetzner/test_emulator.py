@@ -46,7 +46,7 @@ def test_selectors(text: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("text", ["a b", "==x", "a in b", "role==x y", "-a"])
-def test_selectors_that_are_none(text: str) -> None:
+def test_malformed_selectors_are_refused(text: str) -> None:
     with pytest.raises(BadSelectorError):
         selector(text)
 
@@ -240,7 +240,7 @@ class Recorder:
             return list(self.told)
 
 
-def test_a_booter_is_told_what_runs_and_what_ends() -> None:
+def test_a_booter_boots_and_stops_what_runs() -> None:
     booter = Recorder()
     with emulator(booter=booter) as cloud:
         lab = Lab(cloud)

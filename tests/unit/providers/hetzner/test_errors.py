@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from providers.base import Applied, Deleted, ErrorKind, ProviderError, Ref, Scope
-from providers.hetzner.errors import RULES
+from providers.hetzner.errors import MEANINGS
 from tests.unit.providers.hetzner.lab import Lab, order
 
 K, A, S = ErrorKind, Applied, Scope
@@ -74,12 +74,12 @@ def test_a_create_that_is_refused(
     assert shared.cloud.here() == []
 
 
-def test_every_code_of_the_table_is_tried() -> None:
-    assert set(RULES) - {row[1] for row in ROWS} == {"uniqueness_error"}  # adopted or refused: see test_create
+def test_every_code_of_the_table_is_tested() -> None:
+    assert set(MEANINGS) - {row[1] for row in ROWS} == {"uniqueness_error"}  # adopted or refused: see test_create
 
 
 @pytest.mark.parametrize(("status", "code", "message", "kind", "applied", "scope"), ROWS)
-def test_what_only_reads_has_no_effect(
+def test_a_failed_read_has_no_effect(
     shared: Lab, status: int, code: str, message: str, kind: ErrorKind, applied: Applied, scope: Scope
 ) -> None:
     shared.cloud.fault("error", "GET /servers", status=status, code=code, message=message or code)
@@ -97,7 +97,7 @@ def test_limits_are_named(shared: Lab) -> None:
     assert caught.value.details["limits"] == "primary_ip_limit, server_limit"
 
 
-def test_a_protected_server_says_that_no_wait_helps(lab: Lab) -> None:
+def test_a_protected_server_is_marked_in_the_details(lab: Lab) -> None:
     made = lab.provider().create(order())
     lab.cloud.ask("server", name=made.name, protected=True)
     with pytest.raises(ProviderError) as caught:
@@ -115,7 +115,7 @@ def test_a_locked_server_is_deleted_later(lab: Lab) -> None:
     assert lab.provider().delete(Ref(id=made.id)) is Deleted.ACCEPTED
 
 
-def test_a_refusal_for_hours_says_so(shared: Lab) -> None:
+def test_an_unsupported_location_has_a_long_retry_after(shared: Lab) -> None:
     with pytest.raises(ProviderError) as caught:
         shared.provider().create(order(type="cx33", location="ash"))
     assert (caught.value.kind, caught.value.scope) == (K.CAPACITY, S.OFFER)
@@ -133,14 +133,14 @@ def test_a_refusal_for_hours_says_so(shared: Lab) -> None:
         (429, K.RATE_LIMIT, A.NO),
     ],
 )
-def test_a_page_in_html(shared: Lab, status: int, kind: ErrorKind, applied: Applied) -> None:
+def test_an_html_page_is_an_error(shared: Lab, status: int, kind: ErrorKind, applied: Applied) -> None:
     shared.cloud.fault("html", "POST /servers", status=status)
     with pytest.raises(ProviderError) as caught:
         shared.provider().create(order())
     assert (caught.value.kind, caught.value.applied) == (kind, applied)
 
 
-def test_a_page_in_html_never_means_that_there_is_nothing(shared: Lab) -> None:
+def test_an_html_page_is_never_an_absence(shared: Lab) -> None:
     for status in (200, 404, 503):
         for on in ("GET /servers/4711", "GET /servers"):
             shared.cloud.fault("html", on, status=status)
@@ -151,7 +151,7 @@ def test_a_page_in_html_never_means_that_there_is_nothing(shared: Lab) -> None:
 
 
 @pytest.mark.parametrize("mode", ["expired", "ro"])
-def test_a_bad_token_lets_nothing_through(lab: Lab, mode: str) -> None:
+def test_a_bad_token_is_an_auth_error_without_effect(lab: Lab, mode: str) -> None:
     made = lab.provider().create(order())
     lab.cloud.knobs(token_mode=mode)
     for call in (lambda: lab.provider().create(order(2)), lambda: lab.provider().delete(Ref(id=made.id))):

@@ -22,12 +22,12 @@ def test_an_offer_is_what_a_guest_gets(lab: Lab) -> None:
     assert offer.resources.gpus == 0
 
 
-def test_the_price_is_net_and_holds_the_address(lab: Lab) -> None:
+def test_the_price_is_net_and_includes_the_address(lab: Lab) -> None:
     assert offers(lab)["cx33", "fsn1"].price_per_hour == Decimal("0.0088")
     assert offers(lab, ipv4=False)["cx33", "fsn1"].price_per_hour == Decimal("0.0080")
 
 
-def test_only_the_architecture_types_and_locations_of_the_settings(lab: Lab) -> None:
+def test_offers_are_filtered_by_the_settings(lab: Lab) -> None:
     everything = offers(lab)
     assert {kind for kind, _ in everything} == {"cx23", "cx33", "cx43", "cpx42", "cpx62", "ccx33"}
     assert {kind for kind, _ in offers(lab, architecture="arm")} == {"cax21"}
@@ -38,7 +38,7 @@ def test_only_the_architecture_types_and_locations_of_the_settings(lab: Lab) -> 
     }
 
 
-def test_what_is_sold_out_is_offered_as_that(lab: Lab) -> None:
+def test_a_sold_out_type_is_an_unavailable_offer(lab: Lab) -> None:
     lab.cloud.ask("offer", type="cx33", location="fsn1", available=False)
     assert not offers(lab)["cx33", "fsn1"].available
     assert offers(lab)["cx33", "nbg1"].available
@@ -47,7 +47,7 @@ def test_what_is_sold_out_is_offered_as_that(lab: Lab) -> None:
     assert (caught.value.kind, caught.value.scope) == (ErrorKind.CAPACITY, Scope.OFFER)
 
 
-def test_what_goes_out_of_sale_says_when_and_then_is_not_to_be_had(lab: Lab) -> None:
+def test_a_deprecated_offer_has_an_end_and_is_unavailable_after_it(lab: Lab) -> None:
     gone = {"announced": "2029-12-01T00:00:00Z", "unavailable_after": "2030-01-02T00:00:00Z"}
     lab.cloud.ask("offer", type="cx33", location="fsn1", deprecation=gone)
     before = offers(lab)["cx33", "fsn1"]
@@ -56,7 +56,7 @@ def test_what_goes_out_of_sale_says_when_and_then_is_not_to_be_had(lab: Lab) -> 
     assert not offers(lab)["cx33", "fsn1"].available
 
 
-def test_a_type_that_is_no_more_is_a_mistake_of_the_settings(lab: Lab) -> None:
+def test_a_withdrawn_type_is_a_config_error(lab: Lab) -> None:
     lab.cloud.ask("withdraw", type="cx33")
     assert ("cx33", "fsn1") not in offers(lab)
     with pytest.raises(ProviderError) as caught:

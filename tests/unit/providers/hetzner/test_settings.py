@@ -16,7 +16,7 @@ def made(settings: dict[str, object], environ: dict[str, str] = TOKEN) -> Hetzne
     return HetznerProvider.from_settings({**LEAST, **settings}, deployment="unit", environ=environ)
 
 
-def test_it_is_a_provider() -> None:
+def test_the_class_is_a_valid_provider() -> None:
     assert registry.validate(HetznerProvider, name="hetzner") is HetznerProvider
 
 
@@ -40,7 +40,7 @@ def test_it_is_a_provider() -> None:
         ({"networks": ["mine"]}, "networks"),
     ],
 )
-def test_what_cannot_work_is_refused_with_the_reason(settings: dict[str, object], words: str) -> None:
+def test_unworkable_settings_are_refused_with_the_reason(settings: dict[str, object], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         made(settings)
 
@@ -61,5 +61,5 @@ def test_the_token_is_named_and_never_stands_in_the_settings(tmp_path: Path) -> 
     made({"token_env": "OTHER"}, {"OTHER": "secret"})
 
 
-def test_making_one_calls_nobody() -> None:
+def test_from_settings_calls_nothing() -> None:
     made({"endpoint": "http://127.0.0.1:9/v1"})

@@ -254,7 +254,7 @@ def test_either_name_of_the_label_starts_the_script(booting: Lab, booter: Record
     assert booter.next()[2].script == "echo hello"
 
 
-def test_a_script_that_is_missing_is_told_to_nobody(booting: Lab, booter: Recorder) -> None:
+def test_a_missing_script_is_silent(booting: Lab, booter: Recorder) -> None:
     provider = booting.provider(init_script="absent.sh")
     made = booting.run(provider)
     booting.remote.advance(60)
@@ -272,7 +272,7 @@ def test_what_runs_is_stopped_at_the_end() -> None:
     assert recorder.next()[:2] == ("stop", made.name)
 
 
-def test_it_is_a_process_of_its_own_whose_time_goes_by() -> None:
+def test_it_runs_as_a_process_with_a_pace() -> None:
     command = [sys.executable, "-m", "tests.fakes.ucloud", "--pace", "1000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from providers.base import Applied, ErrorKind, Scope
-from providers.http import NoAnswerError
-from providers.ucloud.errors import SETTLE_SECONDS, Call, Refusal, refused, unanswered, unreadable
+from providers.http import Call, NoAnswerError
+from providers.ucloud.errors import SETTLE_SECONDS, Refusal, refused, unanswered, unreadable
 
 K, S = ErrorKind, Scope
 NO, MAYBE = Applied.NO, Applied.MAYBE
-SUBMIT, TERMINATE, READ, REFRESH = Call.SUBMIT, Call.TERMINATE, Call.READ, Call.REFRESH
+SUBMIT, TERMINATE, READ, REFRESH = Call.CREATE, Call.CHANGE, Call.READ, Call.SIGN_IN
 
 
 def said(status: int, why: str = "", code: str = "") -> Refusal:
@@ -97,7 +97,7 @@ def test_a_lost_submission_is_not_asked_about_before_it_can_have_come_through() 
     assert refused(TERMINATE, said(502)).retry_after is None
 
 
-def test_what_was_never_sent_was_not_applied() -> None:
+def test_a_request_never_sent_was_not_applied() -> None:
     assert unanswered(SUBMIT, NoAnswerError("refused", sent=False)).applied is NO
 
 

@@ -105,14 +105,12 @@ def test_a_list_that_is_null_is_empty() -> None:
         ([("IN_QUEUE", None), ("SUSPENDED", "The virtual machine is powered off."), (None, "a word")], 1),
     ],
 )
-def test_a_step_towards_running_is_told_and_waiting_is_none(
-    updates: list[tuple[str | None, str | None]], step: int | None
-) -> None:
+def test_progress_counts_steps_and_not_waiting(updates: list[tuple[str | None, str | None]], step: int | None) -> None:
     seen = mapping.instance(job("SUSPENDED", started=False, updates=told(*updates)))
     assert seen.progress_at == (datetime.fromtimestamp(step / 1000, UTC) if step is not None else None)
 
 
-def test_a_run_is_a_step_and_an_end_of_the_paid_time_is_told() -> None:
+def test_a_run_is_progress_and_paid_time_expires() -> None:
     assert mapping.instance(job()).progress_at == datetime.fromtimestamp(1_787_300_060, UTC)
     assert mapping.instance(job()).expires_at is None
     ending = job(status={"state": "RUNNING", "expiresAt": 1_787_386_400_000})
@@ -139,7 +137,7 @@ def test_the_last_port_counts_and_is_gone_once_the_machine_stopped() -> None:
     assert mapping.access(job(updates=told(*again))) == Access("ssh.example.net", 2002, "ucloud")
 
 
-def test_there_is_no_way_into_what_has_ended() -> None:
+def test_an_ended_job_has_no_address() -> None:
     assert mapping.access(job("SUCCESS", updates=told((None, SSH.format(2001))))) is None
 
 
@@ -150,7 +148,7 @@ def test_other_texts_are_no_address() -> None:
 # -- offers -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_offer_says_what_a_guest_will_see() -> None:
+def test_an_offer_has_what_a_guest_sees() -> None:
     (offer,) = mapping.offers([sold(cpu=5, memory=16)], settings(disk_gb=20))
     assert (offer.type, offer.location) == ("p", "ucloud")
     assert offer.resources.cpus == 4
@@ -187,7 +185,7 @@ def test_gpus_are_sold_once_they_are_allowed() -> None:
     assert offer.resources.gpus == 2
 
 
-def test_a_price_needs_an_exchange() -> None:
+def test_a_price_needs_an_exchange_rate() -> None:
     (free,) = mapping.offers([sold(price=1_500_000)], settings())
     assert free.price_per_hour is None
     (priced,) = mapping.offers([sold(price=1_500_000)], settings(euro_per_unit={"c": "0.134"}))
@@ -281,7 +279,7 @@ def test_user_data_needs_a_script_that_reads_it() -> None:
         (sold(status="FULL"), "is free", ErrorKind.CAPACITY),
     ],
 )
-def test_a_product_that_cannot_be_ordered_concerns_its_offer(
+def test_an_unorderable_product_is_an_error_of_its_offer(
     product: SupportedProduct, words: str, kind: ErrorKind
 ) -> None:
     error = refused(order(type="p"), product)

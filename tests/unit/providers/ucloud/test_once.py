@@ -139,7 +139,7 @@ def test_an_operation_never_has_two_machines_for_long(seed: int) -> None:
     test_an_operation_never_has_two_machines.hypothesis.inner_test(seed)  # type: ignore[attr-defined]
 
 
-def test_without_the_time_to_settle_it_would() -> None:
+def test_without_settling_an_operation_would_have_two_machines() -> None:
     """The test above can fail: a caller in a hurry orders again what is still on its way."""
     with lab() as account:
         account.remote.fault("late_effect", "submit", seconds=63.0)

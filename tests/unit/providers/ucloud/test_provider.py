@@ -161,7 +161,7 @@ def test_a_dead_credential_is_never_an_empty_listing(account: Lab, remote: Remot
 
 
 @pytest.mark.parametrize("end", ["revoke", "remove_member"])
-def test_an_api_token_that_ended_works_on_for_a_minute_and_then_it_is_a_matter_of_credentials(
+def test_a_revoked_api_token_works_for_a_minute_and_is_then_an_auth_error(
     remote: Remote, provider: UCloudProvider, end: str
 ) -> None:
     made = provider.create(order())
@@ -186,7 +186,7 @@ def test_a_token_of_another_project_is_named(account: Lab) -> None:
 # -- money and room ---------------------------------------------------------------------------------------------------
 
 
-def test_no_allocation_is_a_wrong_configuration(remote: Remote, provider: UCloudProvider) -> None:
+def test_a_missing_allocation_is_a_config_error(remote: Remote, provider: UCloudProvider) -> None:
     remote.ask("wallet", category="cpu-amd-zen5", allocated=False)
     error = refusal(lambda: provider.create(order()))
     assert (error.kind, error.applied, error.scope) == (ErrorKind.CONFIG, Applied.NO, Scope.PROVIDER)
@@ -206,7 +206,7 @@ def test_a_quota_that_is_reached_holds_creates_and_loses_machines(
     account.settle(lambda: phase(provider, made.id) is Phase.GONE)
 
 
-def test_no_room_is_silence_and_shows_in_the_offers(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
+def test_a_lack_of_capacity_shows_in_the_offers(account: Lab, remote: Remote, provider: UCloudProvider) -> None:
     provider.offers()  # UCloud's hint is ten seconds old: the order below is still let through
     remote.ask("capacity", **{"cpu-amd-zen5": 0})
     waits = provider.create(order())
@@ -230,7 +230,7 @@ def test_no_room_is_silence_and_shows_in_the_offers(account: Lab, remote: Remote
     assert started(remote) == 0
 
 
-def test_gpu_products_need_the_probe_and_the_operators_leave(account: Lab, remote: Remote) -> None:
+def test_gpu_products_need_support_and_allow_gpu(account: Lab, remote: Remote) -> None:
     assert not any(offer.resources.gpus for offer in account.provider(allow_gpu=True).offers())
     remote.ask("product", name=GPU, vm=True)
     plain, probed = account.provider(), account.provider(allow_gpu=True)
@@ -298,7 +298,7 @@ def test_a_machine_that_vanishes_is_lost_and_then_gone(account: Lab, remote: Rem
 
 
 @pytest.mark.parametrize("state", ["FAILURE", "EXPIRED"])
-def test_an_end_out_of_nowhere_is_an_end(account: Lab, remote: Remote, provider: UCloudProvider, state: str) -> None:
+def test_an_unexpected_end_is_gone(account: Lab, remote: Remote, provider: UCloudProvider, state: str) -> None:
     made = account.run(provider)
     remote.ask("job", do="state", id=made.id, state=state)
     assert phase(provider, made.id) is Phase.GONE
@@ -334,7 +334,7 @@ def test_a_port_is_assigned_at_the_start_and_another_after_a_suspend(
 
 @pytest.mark.parametrize("mode", ["repeat_cursor", "twice", "repeat_page"])
 @pytest.mark.parametrize("skip", [0, 1, 2])
-def test_pages_that_do_not_fit_together_are_no_listing(
+def test_inconsistent_pages_are_no_listing(
     account: Lab, remote: Remote, provider: UCloudProvider, mode: str, skip: int
 ) -> None:
     for number in range(10):
@@ -414,7 +414,7 @@ def test_a_machine_that_somebody_ended_is_gone(account: Lab, remote: Remote, pro
 
 @pytest.mark.parametrize("status", [502, 400])
 @pytest.mark.parametrize("effect", [True, False])
-def test_an_end_is_what_is_read_and_not_what_was_answered(
+def test_gone_is_read_from_the_state_and_not_from_the_answer(
     account: Lab, remote: Remote, provider: UCloudProvider, status: int, effect: bool
 ) -> None:
     made = account.run(provider)
@@ -426,7 +426,7 @@ def test_an_end_is_what_is_read_and_not_what_was_answered(
     assert provider.delete(Ref(id=made.id)) is (Deleted.GONE if effect else Deleted.ACCEPTED)
 
 
-def test_an_end_that_was_taken_and_does_not_come_is_not_believed_for_ever(account: Lab, remote: Remote) -> None:
+def test_stopping_ends_when_the_job_does_not(account: Lab, remote: Remote) -> None:
     now = [0.0]
     provider = account.provider()
     provider._clock = lambda: now[0]

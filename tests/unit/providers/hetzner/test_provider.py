@@ -1,4 +1,4 @@
-"""Creates, looks and deletes, with what the API does to them."""
+"""The six methods over servers, with what the API does to them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +18,6 @@ from providers.base import (
     Phase,
     ProviderError,
     Ref,
-    Scope,
 )
 from tests.unit.providers.hetzner.lab import Lab, order
 
@@ -32,7 +31,7 @@ def phase(lab: Lab, made: Instance) -> Phase | None:
 
 
 @pytest.mark.parametrize("do", ["lost", "hang", "garbage", "error", "html"])
-def test_a_lost_answer_is_settled_by_the_next_try(lab: Lab, do: str) -> None:
+def test_a_lost_answer_is_settled_by_the_next_create(lab: Lab, do: str) -> None:
     lab.cloud.fault(do, "POST /servers", seconds=0.6, apply=True)
     with pytest.raises(ProviderError) as caught:
         lab.provider(read_seconds=0.3).create(order())
@@ -43,7 +42,7 @@ def test_a_lost_answer_is_settled_by_the_next_try(lab: Lab, do: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["quota", "capacity", "config"])
-def test_an_earlier_try_is_found_behind_any_refusal(lab: Lab, code: str) -> None:
+def test_a_create_refused_because_of_its_own_server_adopts_it(lab: Lab, code: str) -> None:
     """Its own server fills the quota or the place; the API tells of that first, and not that the name is taken."""
     first = lab.provider().create(order())
     if code == "quota":
@@ -58,7 +57,7 @@ def test_an_earlier_try_is_found_behind_any_refusal(lab: Lab, code: str) -> None
 
 
 @pytest.mark.parametrize("fault", [{"do": "drop"}, {"do": "error", "status": 401, "code": "unauthorized"}])
-def test_a_look_that_fails_after_a_refusal_leaves_it_open(lab: Lab, fault: dict[str, Any]) -> None:
+def test_a_failed_lookup_after_a_refusal_leaves_the_effect_unknown(lab: Lab, fault: dict[str, Any]) -> None:
     lab.provider().create(order())
     lab.cloud.fault(on="GET /servers", **fault)
     with pytest.raises(ProviderError) as caught:
@@ -66,7 +65,7 @@ def test_a_look_that_fails_after_a_refusal_leaves_it_open(lab: Lab, fault: dict[
     assert caught.value.applied is Applied.MAYBE
 
 
-def test_a_name_that_is_free_again_is_asked_for_again(lab: Lab) -> None:
+def test_a_name_that_is_free_again_is_transient(lab: Lab) -> None:
     lab.cloud.fault("error", "POST /servers", status=409, code="uniqueness_error")
     with pytest.raises(ProviderError) as caught:
         lab.provider().create(order())
@@ -74,7 +73,7 @@ def test_a_name_that_is_free_again_is_asked_for_again(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, {OPERATION_LABEL: "op1"}, {DEPLOYMENT_LABEL: "unit"}])
-def test_what_is_not_of_the_operation_is_never_adopted(lab: Lab, labels: dict[str, str]) -> None:
+def test_a_server_of_another_operation_is_never_adopted(lab: Lab, labels: dict[str, str]) -> None:
     lab.provider().create(order())
     lab.cloud.ask("server", name=order().name, labels=labels)
     with pytest.raises(ProviderError) as caught:
@@ -109,14 +108,14 @@ def test_many_tries_at_once_make_one_server(lab: Lab) -> None:
         {"deployment": "other"},
     ],
 )
-def test_what_the_api_would_refuse_is_not_sent(lab: Lab, changes: dict[str, Any]) -> None:
+def test_an_invalid_order_is_not_sent(lab: Lab, changes: dict[str, Any]) -> None:
     with pytest.raises(ProviderError) as caught:
         lab.provider().create(order(**changes))
     assert (caught.value.kind, caught.value.applied) == (ErrorKind.CONFIG, Applied.NO)
     assert lab.cloud.audit()["calls"] == 0
 
 
-def test_an_image_that_is_gone_halts_the_pool(lab: Lab) -> None:
+def test_a_missing_image_is_a_config_error(lab: Lab) -> None:
     with pytest.raises(ProviderError) as caught:
         lab.provider().create(order(image="debian-3"))
     assert (caught.value.kind, caught.value.applied) == (ErrorKind.CONFIG, Applied.NO)
@@ -136,7 +135,7 @@ def test_the_newest_snapshot_with_the_labels_is_pinned(lab: Lab) -> None:
     assert lab.provider().create(order(2, image=str(old))).name == "unit-cpu-op2"
 
 
-def test_no_snapshot_is_a_mistake_of_the_settings(lab: Lab) -> None:
+def test_a_missing_snapshot_is_a_config_error(lab: Lab) -> None:
     with pytest.raises(ProviderError, match="no snapshot") as caught:
         lab.provider().create(order(image="label:role=node"))
     assert (caught.value.kind, caught.value.applied) == (ErrorKind.CONFIG, Applied.NO)
@@ -161,7 +160,7 @@ def test_a_newborn_is_booting_through_all_its_states(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("at", ["initializing", "off", "starting"])
-def test_a_server_that_is_stuck_goes_on_booting(lab: Lab, at: str) -> None:
+def test_a_stuck_server_stays_booting(lab: Lab, at: str) -> None:
     lab.cloud.fault("stuck", "POST /servers", at=at)
     made = lab.provider().create(order())
     lab.advance(300)
@@ -174,7 +173,7 @@ def test_a_server_that_is_stuck_goes_on_booting(lab: Lab, at: str) -> None:
     assert phase(lab, made) is (Phase.LOST if at == "off" else Phase.BOOTING)
 
 
-def test_a_failed_start_is_lost_in_time(lab: Lab) -> None:
+def test_a_failed_start_is_lost_after_newborn_seconds(lab: Lab) -> None:
     lab.cloud.knobs(start_fails=True)
     made = lab.provider().create(order())
     lab.advance(599)
@@ -184,7 +183,7 @@ def test_a_failed_start_is_lost_in_time(lab: Lab) -> None:
     assert phase(lab, made) is Phase.LOST
 
 
-def test_off_with_an_action_at_work_is_booting_however_old(lab: Lab) -> None:
+def test_off_and_locked_is_booting_at_any_age(lab: Lab) -> None:
     """A large snapshot may take long to be copied."""
     lab.cloud.knobs(start_seconds=5000)
     made = lab.provider().create(order())
@@ -209,7 +208,7 @@ def test_off_with_an_action_at_work_is_booting_however_old(lab: Lab) -> None:
         ("starting", Phase.BOOTING),
     ],
 )
-def test_after_having_run(lab: Lab, status: str, expected: Phase) -> None:
+def test_phases_after_a_server_has_run(lab: Lab, status: str, expected: Phase) -> None:
     made = lab.provider().create(order())
     lab.advance(3600)
     assert phase(lab, made) is Phase.RUNNING
@@ -232,7 +231,7 @@ def test_a_delete_whose_answer_is_lost_is_found_done(lab: Lab) -> None:
     assert lab.provider().delete(Ref(id=made.id)) is Deleted.GONE
 
 
-def test_a_server_that_goes_between_look_and_delete_is_gone(lab: Lab) -> None:
+def test_a_server_deleted_between_lookup_and_delete_is_gone(lab: Lab) -> None:
     made = lab.provider().create(order())
     lab.cloud.fault("delete", f"GET /servers/{made.id}")
     assert lab.provider().delete(Ref(id=made.id)) is Deleted.GONE
@@ -247,112 +246,9 @@ def test_id_and_name_must_be_of_one_server(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("ref", [Ref(id="x"), Ref(id="-1"), Ref(id="9" * 30), Ref(name="a/b"), Ref(id="²")])
-def test_what_names_nothing_is_nothing(lab: Lab, ref: Ref) -> None:
+def test_a_ref_that_names_nothing_is_none_and_gone(lab: Lab, ref: Ref) -> None:
     assert lab.provider().get(ref) is None
     assert lab.provider().delete(ref) is Deleted.GONE
-
-
-# -- leftovers --------------------------------------------------------------------------------------------------------
-
-MINE = {DEPLOYMENT_LABEL: "unit", OPERATION_LABEL: "op1"}
-
-
-def test_what_carries_the_labels_and_serves_nobody_is_left_over(lab: Lab) -> None:
-    made = lab.provider().create(order())
-    expected = {f"{kind}:{lab.cloud.add(f'{kind}s', name='a', labels=MINE)}" for kind in ("volume", "primary_ip")}
-    expected.add(f"floating_ip:{lab.cloud.add('floating_ips', name='a', labels=MINE)}")
-    lab.cloud.add("volumes", name="used", labels=MINE, server=int(made.id))
-    lab.cloud.add("volumes", name="state of the gateway", labels={DEPLOYMENT_LABEL: "unit"})
-    lab.cloud.add("volumes", name="somebody's")
-    lab.cloud.add("primary_ips", name="theirs", labels={**MINE, DEPLOYMENT_LABEL: "other"})
-    found = lab.provider().list().leftovers
-    assert set(found) == expected
-    for leftover in found:
-        assert lab.provider().delete(Ref(id=leftover)) is Deleted.GONE
-        assert lab.provider().delete(Ref(id=leftover)) is Deleted.GONE
-    assert lab.provider().list().leftovers == ()
-    assert [volume["name"] for volume in lab.cloud.audit()["volumes"]] == ["used", "state of the gateway", "somebody's"]
-
-
-def test_only_what_is_ours_and_free_is_deleted(lab: Lab) -> None:
-    made = lab.provider().create(order())
-    theirs = lab.cloud.add("volumes", name="theirs")
-    used = lab.cloud.add("volumes", name="used", labels=MINE, server=int(made.id))
-    assert lab.provider().delete(Ref(id=f"volume:{theirs}")) is Deleted.GONE
-    with pytest.raises(ProviderError) as caught:
-        lab.provider().delete(Ref(id=f"volume:{used}"))
-    assert caught.value.kind is ErrorKind.BUSY
-    assert len(lab.cloud.audit()["volumes"]) == 2
-
-
-def test_addresses_that_stay_behind_are_known_again(lab: Lab) -> None:
-    lab.cloud.knobs(ips_auto_delete=False)
-    made = lab.provider().create(order())
-    lab.provider().delete(Ref(id=made.id))
-    assert lab.provider().list().leftovers == (), "they still serve it"
-    lab.advance(10)
-    found = lab.provider().list().leftovers
-    assert sorted(name.split(":")[0] for name in found) == ["primary_ip", "primary_ip"]
-    for leftover in found:
-        lab.provider().delete(Ref(id=leftover))
-    assert lab.cloud.audit()["primary_ips"] == []
-
-
-def test_addresses_that_stay_behind_use_the_projects_limit_up_until_they_are_swept(lab: Lab) -> None:
-    """There is no API that tells limits; a leak shows when a create is refused."""
-    lab.cloud.knobs(ips_auto_delete=False, primary_ip_limit=2)
-    made = lab.provider().create(order())
-    lab.provider().delete(Ref(id=made.id))
-    lab.advance(10)
-    with pytest.raises(ProviderError) as caught:
-        lab.provider().create(order(2))
-    assert (caught.value.kind, caught.value.applied, caught.value.scope) == (
-        ErrorKind.QUOTA,
-        Applied.NO,
-        Scope.PROVIDER,
-    )
-    assert "primary_ip_limit" in str(caught.value)
-    for leftover in lab.provider().list().leftovers:
-        assert lab.provider().delete(Ref(id=leftover)) is Deleted.GONE
-    assert lab.provider().create(order(2)).phase is Phase.BOOTING
-
-
-@pytest.mark.parametrize(
-    ("settings", "labels", "expected"),
-    [({}, {}, 0), ({"claim": ["volume"]}, {}, 1), ({"claim": ["volume"]}, {"owner": "me"}, 0)],
-)
-def test_a_volume_is_claimed_only_on_demand_and_if_nobody_else_did(
-    lab: Lab, settings: dict[str, Any], labels: dict[str, str], expected: int
-) -> None:
-    made = lab.provider().create(order())
-    lab.cloud.add("volumes", name="data", labels=labels, server=int(made.id))
-    lab.provider(**settings).delete(Ref(id=made.id))
-    lab.advance(10)
-    assert len(lab.provider().list().leftovers) == expected
-
-
-def test_a_mark_that_fails_holds_up_no_delete(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    lab.cloud.knobs(ips_auto_delete=False)
-    made = lab.provider().create(order())
-    lab.cloud.fault("error", "PUT /primary_ips/*", times=None)
-    assert lab.provider().delete(Ref(id=made.id)) is Deleted.ACCEPTED
-    assert "may stay behind" in caplog.text
-
-
-def test_leftovers_are_looked_for_now_and_then_and_after_each_delete(lab: Lab) -> None:
-    provider = lab.provider(leftovers_seconds=300)
-    made = provider.create(order())
-
-    def calls_of_a_listing() -> int:
-        before = int(lab.cloud.audit()["calls"])
-        provider.list()
-        return int(lab.cloud.audit()["calls"]) - before
-
-    assert [calls_of_a_listing() for _ in range(3)] == [4, 1, 1]
-    lab.monotonic += 300
-    assert calls_of_a_listing() == 4
-    provider.delete(Ref(id=made.id))
-    assert calls_of_a_listing() == 4
 
 
 # -- networks and addresses -------------------------------------------------------------------------------------------
@@ -373,7 +269,7 @@ def test_a_private_server_is_reached_at_its_private_address(lab: Lab) -> None:
     assert lab.cloud.audit()["primary_ips"] == []
 
 
-def test_a_network_without_a_subnet_waits(lab: Lab) -> None:
+def test_a_network_without_a_subnet_is_refused(lab: Lab) -> None:
     network = lab.cloud.add("networks", name="fleet", ip_range="10.0.0.0/8", subnets=[])
     with pytest.raises(ProviderError) as caught:
         lab.provider(networks=[network]).create(order())
@@ -397,6 +293,6 @@ def test_a_public_server_is_reached_at_its_public_address(lab: Lab, settings: di
     assert "/" not in access.host
 
 
-def test_a_foreign_instance_can_be_connected_by_what_it_says(lab: Lab) -> None:
+def test_connect_uses_the_address_of_the_instance(lab: Lab) -> None:
     made = replace(lab.provider().create(order()), address="192.0.2.1")
     assert lab.provider().connect(made) == Access("192.0.2.1", 22, "root")
