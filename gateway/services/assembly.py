@@ -151,33 +151,36 @@ def build(
         lock.close()
         raise
     clock = clock or SystemClock()
-    background = Background(clock)
-    uow = UnitOfWork(db, background)
-    scheduler = Scheduler(uow, clock)
-    context = ServiceContext(
-        uow=uow,
-        orders=orders,
-        directory=NodeDirectory(db, secret),
-        routes=RouteCache(clock),
-        scheduler=scheduler,
-        background=background,
-        clock=clock,
-        new_id=new_id,
-    )
+    context = _context(db, secret, orders, clock, new_id)
+    uow = context.uow
     activity = Activity(db, clock)
     reaper = Reaper(uow, activity, clock, settings)
     heartbeat_limits = HeartbeatLimits(settings.unreachable_after, settings.lost_after)
     node_monitor = NodeMonitor(uow, clock, new_id, heartbeat_limits)
     token_service = TokenService(db, clock, new_id)
-    internals = Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock))
     return Services(
         sandboxes=SandboxService(context, activity, reaper, settings),
         nodes=NodeService(context, node_monitor, reaper, token_service, settings),
-        capacity=CapacityService(db, clock, scheduler),
+        capacity=CapacityService(db, clock, context.scheduler),
         prepared=PreparedService(db, clock, new_id),
         tokens=token_service,
         bundle=BundleService(settings.bundle_path),
-        internals=internals,
+        internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock)),
+    )
+
+
+def _context(db: Database, secret: bytes, orders: NodeOrders, clock: AsyncClock, new_id: NewId) -> ServiceContext:
+    background = Background(clock)
+    uow = UnitOfWork(db, background)
+    return ServiceContext(
+        uow=uow,
+        orders=orders,
+        directory=NodeDirectory(db, secret),
+        routes=RouteCache(clock),
+        scheduler=Scheduler(uow, clock),
+        background=background,
+        clock=clock,
+        new_id=new_id,
     )
 
 
