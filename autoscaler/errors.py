@@ -3,7 +3,7 @@
 AutoscalerError
 ├── LockedError       another autoscaler holds the lock
 ├── JournalError      the journal cannot be opened or read
-└── UserDataError     a machine cannot be told what it needs
+└── UserDataError     no user data can be made for a pool
 """
 
 
@@ -20,4 +20,4 @@ class JournalError(AutoscalerError):
 
 
 class UserDataError(AutoscalerError):
-    """A machine cannot be told what it needs: something is missing, or too long for its cloud."""
+    """No user data can be made: something is missing, or too long for the cloud."""

@@ -138,7 +138,7 @@ class InstanceCreator:
         if intent.attempts and self._exists(provider, intent, again_at):
             return None
         if intent.state is S.PLANNED:
-            # The time to start begins with the first call: between plan and call there may have been nobody.
+            # The time to start begins with the first call: between plan and call no process may have run.
             intent = replace(intent, deadline=now + self._pools[intent.pool].start_seconds)
         order = self._order(intent, now)
         with turn.writing():

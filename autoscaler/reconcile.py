@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 CEILINGS_SECONDS: Final = 60.0
 """Ceilings are published again this often although nothing changed, for a gateway that has lost them."""
 OUTSIDE: Final = frozenset({WaitKind.UNKNOWN_POOL, WaitKind.UNKNOWN_PROVIDER})
-NOT_PUBLISHED: Final = "the gateway was not told the largest nodes that could be had"
+NOT_PUBLISHED: Final = "the largest possible nodes could not be published to the gateway"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Reconciler:
     Args:
         observer: makes the world.
         journal: where findings are written.
-        gateway: is told the ceilings.
+        gateway: where ceilings are published.
         policy: the rules of the fleet.
         clock: for rows and waits.
         executor: ``None`` to only look: then nothing is written and nothing is called but listings.

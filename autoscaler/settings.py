@@ -152,7 +152,7 @@ class PoolSettings(BaseModel):
 
     @property
     def node_settings(self) -> dict[str, object]:
-        """What its node agents are told."""
+        """Settings that are passed to its node agents."""
         return {
             "runtimes": list(self.runtimes),
             "cpu_overcommit": self.cpu_overcommit,

@@ -1,4 +1,4 @@
-"""What a new machine is told so that it becomes a node: where the gateway is, who it is, a token that works once.
+"""User data, which makes a new machine a node: where the gateway is, its identity, and a token that works once.
 
 One renderer for each kind of provider: a file list for `local`, a cloud-init document for Hetzner Cloud and plugins, a
 label for UCloud.  `launch_template` binds one to a pool, and `fleet_policy` adds to the policy a digest of all that a

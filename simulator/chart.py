@@ -17,7 +17,7 @@ RIGHT: Final = 70
 TOP: Final = 90
 FOOT: Final = 4
 MAX_POINTS: Final = 800
-"""Points of a line: more cannot be told apart at this width."""
+"""Points of a line: more cannot be distinguished at this width."""
 INK: Final = "#222"
 GRID: Final = "#ddd"
 USED: Final = "#2a7f9e"

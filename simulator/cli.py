@@ -68,7 +68,7 @@ def simulate(
                 config or _settings_of(trace_name),
                 billing=Billing(billing) if billing is not None else None,
                 chart=chart,
-                on_look=lambda each: status.update(_progress(each)),
+                on_tick=lambda each: status.update(_progress(each)),
             )
     except (trace.TraceError, ConfigurationError, WorkLostError, NoSolverError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -98,7 +98,7 @@ def play(
     *,
     billing: Billing | None = None,
     chart: Path | None = None,
-    on_look: Callable[[Progress], None] = lambda _progress: None,
+    on_tick: Callable[[Progress], None] = lambda _progress: None,
 ) -> tuple[RunSummary, float]:
     """Play a trace under a configuration; both are files, or names of those that come with the package.
 
@@ -107,7 +107,7 @@ def play(
         config: the configuration.
         billing: of every provider, in place of what the configuration says.
         chart: where to draw it.
-        on_look: is called after every tick with how far the run is.
+        on_tick: is called after every tick with how far the run is.
 
     Returns:
         The figures, and the seconds that the run took.
@@ -128,7 +128,7 @@ def play(
     setup = setup if billing is None else setup.billed(billing)
     began = time.monotonic()
     simulation = Simulation(played, setup)
-    run = simulation.run(on_look)
+    run = simulation.run(on_tick)
     summary = summarise(played.name, run, setup, simulation.policy)
     if chart is not None:
         chart.write_text(charts.draw(run, summary))
@@ -165,7 +165,7 @@ def lines(summary: RunSummary) -> list[str]:
         f"most        {summary.most_nodes} instances, {summary.most_waiting} waiting",
     ]
     if summary.hourly_bound and summary.hourly_ratio:
-        whose = "the least for whoever pays started hours and lets nobody wait longer"
+        whose = "the least for anyone who pays started hours and lets no job wait longer"
         found.insert(2, f"            {summary.hourly_ratio:.2f} × {summary.hourly_bound:.2f} €, {whose}")
     if summary.unserved:
         found.append(f"unserved    {summary.unserved} jobs never found room")

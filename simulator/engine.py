@@ -67,7 +67,7 @@ class RunResult:
 
     jobs: tuple[TraceJob, ...]
     waits: dict[str, float]
-    """Seconds from asked for to started, by job; what never started is missing."""
+    """Seconds from request to start, by job; what never started is missing."""
     providers: dict[str, SimulatedProvider]
     samples: tuple[Sample, ...]
     held: dict[tuple[str, RefusalKind], float]
@@ -123,7 +123,7 @@ class Simulation:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._known: Counter[str] = Counter()
-        self._asked_at: dict[str, float] = {}
+        self._requested_at: dict[str, float] = {}
         self._waits: dict[str, float] = {}
         self._after: dict[str, list[TraceJob]] = {}
         self._held: Counter[tuple[str, RefusalKind]] = Counter()
@@ -132,13 +132,13 @@ class Simulation:
         self._moved_at = 0.0
         self._has_floors = any(pool.min or pool.warm for pool in self.policy.pools)
         self._is_calm = False
-        self._looked_at = 0.0
+        self._ticked_at = 0.0
 
-    def run(self, on_look: Callable[[Progress], None] = lambda _progress: None) -> RunResult:
+    def run(self, on_tick: Callable[[Progress], None] = lambda _progress: None) -> RunResult:
         """Play until the work is done and the fleet is back at its minimum, or nothing moves any more.
 
         Args:
-            on_look: is called after every tick with how far the run is.
+            on_tick: is called after every tick with how far the run is.
 
         Raises:
             WorkLostError: the autoscaler deleted an instance with work on it.
@@ -149,11 +149,11 @@ class Simulation:
         while True:
             self._play(ticks * tick)
             ticks += 1
-            if self._is_calm and not self._gateway.has_changed and self._looked_at + CALM_SECONDS > self._clock.seconds:
+            if self._is_calm and not self._gateway.has_changed and self._ticked_at + CALM_SECONDS > self._clock.seconds:
                 self._sample()
                 continue
-            self._look(tick)
-            on_look(Progress(self._clock.seconds, len(self.jobs) - self._left, len(self.jobs)))
+            self._tick(tick)
+            on_tick(Progress(self._clock.seconds, len(self.jobs) - self._left, len(self.jobs)))
             if self._is_over():
                 break
         return RunResult(
@@ -167,10 +167,10 @@ class Simulation:
             ticks=ticks,
         )
 
-    def _look(self, tick: float) -> None:
+    def _tick(self, tick: float) -> None:
         """Let the autoscaler tick once."""
         self._gateway.has_changed = False
-        self._looked_at = self._clock.seconds
+        self._ticked_at = self._clock.seconds
         report = self._reconciler.tick()
         self._follow()
         self._note(report, tick)
@@ -215,7 +215,7 @@ class Simulation:
 
     def _submit(self, jobs: list[TraceJob]) -> None:
         self._moved_at = self._clock.seconds
-        self._asked_at |= dict.fromkeys((job.id for job in jobs), self._clock.seconds)
+        self._requested_at |= dict.fromkeys((job.id for job in jobs), self._clock.seconds)
         self._gateway.submit(jobs)
 
     def _prepare(self, batch: JobBatch, job: TraceJob) -> None:
@@ -223,7 +223,7 @@ class Simulation:
 
     def _started(self, job: TraceJob) -> None:
         now = self._clock.seconds
-        self._waits[job.id] = now - self._asked_at[job.id]
+        self._waits[job.id] = now - self._requested_at[job.id]
         self._moved_at = now
         self._at(now + job.seconds, lambda: self._ended(job))
 

@@ -101,7 +101,7 @@ class SimulatedGateway:
     on_start: Callable[[TraceJob], None]
     now: float = 0.0
     has_changed: bool = True
-    """Whether something has happened that the autoscaler could act on; whoever looks resets it."""
+    """Whether something has happened that the autoscaler could act on; the simulation resets it at each tick."""
     tally: Tally = field(default_factory=Tally)
     fleet: dict[str, SimulatedNode] = field(default_factory=dict)
     """By node id, in order of registration, which is the order of their ids."""

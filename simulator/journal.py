@@ -1,4 +1,4 @@
-"""The journal in memory: a simulated day writes tens of thousands of rows that nobody reads again.
+"""The journal in memory: a simulated day writes tens of thousands of rows that are never read again.
 
 It keeps the same rows by the same rules as the one in the database, and a test holds the two against each other.
 """

@@ -48,7 +48,7 @@ class RunSummary:
     """The least that the work can cost (`simulator.bound`)."""
     cost_ratio: float
     hourly_bound: float | None
-    """The least that it can cost whoever lets nobody wait longer than this run did, where every started hour is paid;
+    """The least that it can cost where every started hour is paid and no job waits longer than in this run;
     ``None`` where some provider charges by the second."""
     wait: WaitTimes
     """Of sandboxes and builds together, without those that are ``unserved``."""
