@@ -1,4 +1,4 @@
-"""A cloud's bucket of calls, as far as its answers have told it.
+"""A cloud's bucket of calls, as far as its answers show it.
 
 The bucket is shared with everything else that uses the account, and refills evenly over the hour.  Calls are refused
 here, before they are made, once the bucket is so low that what matters more may need the rest: optional ones first,
@@ -15,7 +15,7 @@ from providers.base import Applied, ErrorKind, ProviderError, Scope
 
 HOUR: Final = 3600.0
 CALLS_PER_HOUR: Final = 3600
-"""The limit until an answer has told it."""
+"""The limit until an answer names it."""
 MOST_KEPT: Final = 1 / 4
 """Share of the limit that is kept at most: a small bucket has to leave something to work with."""
 

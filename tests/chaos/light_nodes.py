@@ -12,7 +12,7 @@ from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.wire.nodes import Heartbeat, RegisterAnswer, RegisterRequest, RuntimeReport
 from gateway.wire.resources import Shape
 from tests.fakes.booting import Machine
-from tests.integration.emulated_machines import told
+from tests.integration.emulated_machines import node_files
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class LightNodes:
 
     def _live(self, machine: Machine, ended: threading.Event) -> None:
         try:
-            files = told(machine.user_data)
+            files = node_files(machine.user_data)
             settings = tomllib.loads(files["node.toml"].decode())
             url = settings["gateway_url"]
             if machine.name not in self._known:

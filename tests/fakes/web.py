@@ -84,7 +84,7 @@ class WebServer:
             do_GET = do_POST = do_DELETE = do_PUT = _serve  # noqa: N815 - the names that http.server looks for
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Tests read the audit instead."""
+                """Log nothing: tests read the audit instead."""
 
         class Server(ThreadingHTTPServer):
             daemon_threads = False
@@ -117,7 +117,7 @@ class WebServer:
 
 
 def _encode(reply: Reply) -> tuple[bytes, bool]:
-    """The bytes to send, and whether the connection ends after them."""
+    """Return the bytes to send, and whether the connection ends after them."""
     headers = {"Content-Type": reply.content_type, "Content-Length": str(len(reply.body)), **reply.headers}
     if reply.at is not None:
         headers["Date"] = formatdate(reply.at, usegmt=True)

@@ -18,7 +18,7 @@ SPEED = 60.0
 
 
 class Trouble(StrEnum):
-    """What may become of a cloud for a while."""
+    """What may befall a cloud for a while."""
 
     DOWN = "down"  # connections break
     BLIND = "blind"  # nothing can be listed, all else works
@@ -38,25 +38,25 @@ class Cloud(Protocol):
     environ: Mapping[str, str]
 
     def here(self, pool: str = "") -> list[str]:
-        """Operations whose machines are there now, as the cloud itself knows it; one for each machine."""
+        """Return the operation of each machine that is there now, as the cloud itself knows it."""
 
     def ever(self, pool: str = "") -> list[str]:
-        """Operations of all machines that there ever were."""
+        """Return the operation of every machine ever made."""
 
     def cost(self) -> float:
-        """Seconds paid for until now."""
+        """Return the seconds paid for until now."""
 
     def later(self) -> None:
-        """Lets two hours pass."""
+        """Let two hours pass."""
 
     def lose_answer(self) -> None:
-        """The next order is carried out, and its answer is lost."""
+        """Carry out the next order and lose its answer."""
 
     def suffer(self, trouble: Trouble) -> None:
-        """Until `heal`."""
+        """Let the cloud suffer until `heal`."""
 
     def heal(self) -> None:
-        """Ends all trouble."""
+        """End all trouble."""
 
 
 class Hetzner:
@@ -130,7 +130,7 @@ class UCloud:
         }
 
     def sells_gpus(self) -> Mapping[str, object]:
-        """Opens the GPU product to virtual machines; what a pool of them has in its settings."""
+        """Open the GPU product to virtual machines, and return the settings of a pool of them."""
         self.remote.ask("product", name=lab.GPU, vm=True)
         self.provider["allow_gpu"] = True
         return {"offers": [{"type": lab.GPU, "location": "ucloud"}], "runtimes": ["runsc", "docker"]}

@@ -37,7 +37,7 @@ class Pool:
     settings: Mapping[str, object] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Its part of the settings file."""
+        """Return its part of the settings file."""
         common: dict[str, object] = {
             "name": self.name,
             "provider": self.cloud.name,
@@ -82,7 +82,7 @@ class Fleet:
 
     @contextlib.contextmanager
     def autoscaler(self) -> Iterator[None]:
-        """The daemon, until the ``with`` block ends; it must end clean."""
+        """Run the daemon until the ``with`` block ends; it must end clean."""
         command = [sys.executable, "-m", "sandboxes", "autoscaler", "run", "--config", str(self._config), "--execute"]
         with (self._directory / "as.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **self._environ}, stdout=log, stderr=log)
@@ -97,7 +97,7 @@ class Fleet:
             process.wait(20)
 
     def ask(self, name: str, **spec: object) -> requests.Response:
-        """The answer to a create, which is asked for again under its own id where it takes long."""
+        """Return the answer to a create, which is repeated under its own id where it takes long."""
         body = {"id": name, "image": "fake", "command": ["sleep", "600"], "memory_mb": 64, "disk_mb": 64, **spec}
         for _ in range(3):
             answer = self.post("/v1/sandboxes", **body)
@@ -106,11 +106,11 @@ class Fleet:
         return answer
 
     def post(self, path: str, **body: object) -> requests.Response:
-        """Any call with a body."""
+        """Return the answer to any call with a body."""
         return requests.post(f"{self.url}{path}", json=body, headers=self._headers, timeout=60)
 
     def create(self, name: str, **spec: object) -> str:
-        """A sandbox that runs; the pool of its node."""
+        """Create a sandbox that runs, and return the pool of its node."""
         answer = self.ask(name, **spec)
         assert answer.status_code in (200, 201), f"{answer.text}\n{self.log()}"
         record = self.client.sandbox(name)
@@ -129,7 +129,7 @@ class Fleet:
         return (self._directory / "as.log").read_text()[-6000:]
 
     def history(self) -> list[str]:
-        """Kinds of the autoscaler's events, oldest first."""
+        """Return the kinds of the autoscaler's events, oldest first."""
         said = sandboxes("autoscaler", "events", "--json", "--config", str(self._config), **self._environ)
         assert said.returncode == 0, said.stderr
         return [event["kind"] for event in json.loads(said.stdout)]
@@ -139,7 +139,7 @@ class Fleet:
 def fleet_of(
     directory: Path, pools: list[Pool], *, bundle: Path | None = None, host: str | None = None, **gateway: object
 ) -> Iterator[Fleet]:
-    """A gateway with a bundle, and the settings of an autoscaler for these pools.
+    """Yield a gateway with a bundle, and the settings of an autoscaler for these pools.
 
     Args:
         directory: for all that they keep.
@@ -161,7 +161,7 @@ def fleet_of(
 
 
 def empty_bundle(directory: Path) -> None:
-    """The least that machines can be ordered with: the emulated ones install nothing."""
+    """Make the least that machines can be ordered with: the emulated ones install nothing."""
     directory.mkdir(parents=True)
     script = b"#!/bin/sh\n"
     (directory / "install.sh").write_bytes(script)

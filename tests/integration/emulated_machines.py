@@ -35,7 +35,7 @@ class Nodes:
             return  # a machine without its script, or with half of it, runs and becomes nothing
         home = self._root / machine.name
         home.mkdir(parents=True, exist_ok=True)  # a machine that starts again has its disk still
-        for name, content in told(machine.user_data).items():
+        for name, content in node_files(machine.user_data).items():
             (home / name).write_bytes(content)
         # All machines share one file system and one address, so each gets other places than the user data names.
         places = {
@@ -64,12 +64,12 @@ class Nodes:
             agent.wait(20)
 
     def running(self) -> list[str]:
-        """Names of the machines that run."""
+        """Return the names of the running machines."""
         return sorted(self._agents)
 
 
-def told(user_data: str) -> dict[str, bytes]:
-    """Files of the node's configuration, as the machine's own way of starting would write them."""
+def node_files(user_data: str) -> dict[str, bytes]:
+    """Return the files of the node's configuration, as the machine's own way of starting would write them."""
     if not user_data.startswith("#cloud-config"):
         return {name: text.encode() for name, text in json.loads(user_data)["files"].items()}
     files = yaml.safe_load(user_data)["write_files"]

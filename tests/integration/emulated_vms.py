@@ -139,16 +139,16 @@ class Vms:
             self.network.detach(place.name)
 
     def running(self) -> list[str]:
-        """Names of the machines that run."""
+        """Return the names of the running machines."""
         return sorted(self._machines)
 
     def log(self, name: str) -> str:
-        """What a machine has said."""
+        """Return the end of a machine's output."""
         return (self._root / name / "log").read_text()[-4000:]
 
 
 def _end_groups(disk: Path) -> None:
-    """Removes the control groups of a machine's node, which would have gone with the machine's own kernel."""
+    """Remove the control groups of a machine's node, which would have gone with the machine's own kernel."""
     for kept in disk.iterdir():
         name = parent_name(tag_of(STATE / kept.name))
         for group in [*GROUPS.glob(name), *GROUPS.glob(f"*/{name}")]:
@@ -157,7 +157,7 @@ def _end_groups(disk: Path) -> None:
 
 
 def _files(machine: Machine) -> dict[str, tuple[bytes, int]]:
-    """What lies on the machine before it starts: content and mode by path."""
+    """Return the files of the machine before it starts: content and mode by path."""
     files = {"/usr/local/sbin/systemctl": (SYSTEMCTL.encode(), 0o755)}
     if isinstance(machine, Guest):
         job = {"id": machine.id, "specification": {"name": machine.name, "labels": machine.labels}}
@@ -180,7 +180,7 @@ def _pack(archive: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
 
 
 def _first(machine: Machine) -> str:
-    """The script that the cloud's own program in the machine would run first."""
+    """Return the script that the cloud's own program in the machine would run first."""
     if isinstance(machine, Guest):
         return machine.script
     words = yaml.safe_load(machine.user_data)["runcmd"]

@@ -30,7 +30,7 @@ SUBNET = "10.215.97.0/28"
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a gateway serves to new machines, made from this checkout."""
+    """Return what a gateway serves to new machines, made from this checkout."""
     state = tmp_path_factory.mktemp("bundle")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     made = sandboxes("gateway", "bundle", "--state-dir", str(state), "--python", python, "--source", str(ROOT))
@@ -89,7 +89,7 @@ def test_a_machine_boots_runs_a_command_and_leaves_nothing(
 
 
 def timed(stages: BootStages, booted_at: float) -> str:
-    """The stages in seconds from the start of the machine; each of them comes after the one before."""
+    """Return the stages in seconds from the start of the machine, each after the one before."""
     names = ("cloud_init", "engines", "bundle", "agent", "registered", "heartbeat")
     times = [getattr(stages, name) for name in names]
     assert None not in times, stages

@@ -39,7 +39,7 @@ def fleet(tmp_path: Path, cloud: Cloud) -> Iterator[Fleet]:
 
 @pytest.fixture
 def building(tmp_path: Path, cloud: Cloud) -> Iterator[Fleet]:
-    """A fleet with a second pool, whose nodes only build."""
+    """Yield a fleet with a second pool, whose nodes only build."""
     with fleet_of(tmp_path, [Pool(cloud), Pool(cloud, "builder", {"role": "builder"})]) as made:
         yield made
 
@@ -136,7 +136,7 @@ def test_a_quota_that_is_reached_takes_the_machines_and_no_storm_of_orders_follo
 
 
 def assert_cost_stands_still(cloud: Cloud) -> None:
-    """Nothing that was ever ordered is paid for any more."""
+    """Assert that nothing that was ever ordered is paid for any more."""
     paid = cloud.cost()
     cloud.later()
     assert cloud.cost() == paid > 0

@@ -19,7 +19,7 @@ HALF = 1100
 
 @dataclass(frozen=True)
 class Pair:
-    """A fleet over two clouds, of which one will suffer."""
+    """Yield a fleet over two clouds, of which one will suffer."""
 
     fleet: Fleet
     ill: Cloud

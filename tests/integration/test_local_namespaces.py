@@ -40,7 +40,7 @@ class Fleet:
         self.provider = LocalProvider.from_settings(settings, deployment="d", environ={})
 
     def boot(self, name: str) -> Namespace:
-        """An instance that has become a node."""
+        """Return an instance that has become a node."""
         token = self.client.join_token(JoinTokenRequest(instance=name, pool="cpu", operation_id=f"op-{name}")).token
         told = NodeBoot(self.inside, token, name, "cpu", "sandbox", {"runtimes": ["runsc"], "disk_mb": 1024})
         order = Create(name, f"op-{name}", "d", "cpu", "local", "here", image="", user_data=for_local(told))

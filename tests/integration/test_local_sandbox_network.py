@@ -49,7 +49,7 @@ def engines() -> None:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Namespace]:
-    """The network of an instance."""
+    """Yield the network of an instance."""
     network = Network(tmp_path / "i", SUBNET)
     namespace = network.free(())
     network.attach(namespace)

@@ -23,7 +23,7 @@ print(found.__module__, [entry.dist.name for entry in registry.installed() if en
 
 
 def done(*command: str, cwd: Path, **environment: str) -> str:
-    """What a command said; it must succeed."""
+    """Run a command that must succeed, and return its output."""
     ran = subprocess.run(
         command,
         cwd=cwd,
@@ -39,7 +39,7 @@ def done(*command: str, cwd: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the example's files, and of nothing else."""
+    """Return a copy of the example's files, and of nothing else."""
     made = tmp_path_factory.mktemp("plugin")
     for name in FILES:
         (made / name).parent.mkdir(exist_ok=True)
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def path(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A search path with the plugin's wheel installed on it; the network is not needed."""
+    """Return a search path with the plugin's wheel installed on it, without the network."""
     out = tmp_path_factory.mktemp("installed")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     done(*pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", str(out), ".", cwd=folder)

@@ -49,7 +49,7 @@ class Namespaces(LocalHarness):
         return made
 
     def traces(self) -> list[str]:
-        """What is left of this root on the machine."""
+        """Return what is left of this root on the machine."""
         network = Network(self.root, SUBNET)
         bridge = Path("/sys/class/net") / network.bridge
         return sorted(network._names()) + ([network.bridge] if bridge.exists() else [])
@@ -73,7 +73,7 @@ class TestLocalWithNamespaces(ProviderContract):
 
 
 def booted(harness: Namespaces, provider: LocalProvider, name: str) -> tuple[Instance, Namespace]:
-    """An instance that runs, and its network."""
+    """Return an instance that runs, and its network."""
     provider.create(Create(name, f"op-{name}", "d", "cpu", "local", "here", image="", user_data=""))
     harness.settle(lambda: provider.list().instances and _phase(provider, name) is Phase.RUNNING)
     instance = provider.get(Ref(name=name))
@@ -97,7 +97,7 @@ def answers(address: str, seconds: float = 0.5) -> bool:
 
 @pytest.fixture
 def answering(harness: Namespaces) -> LocalProvider:
-    """A provider whose instances answer on their own address."""
+    """Return a provider whose instances answer on their own address."""
     harness.command = (sys.executable, "-c", ANSWER, "${address}")
     return harness.provider("d")
 

@@ -86,7 +86,7 @@ class NeedsPath(FakeHarness):
 
 
 def judged(kind: type[FakeProvider], account: FakeHarness, test: str) -> None:
-    """One test of the suite over one provider."""
+    """Run one test of the suite over one provider."""
     method = getattr(ProviderContract(), test)
     given = {"provider": kind(account.cloud, DEPLOYMENT), "harness": account}
     try:

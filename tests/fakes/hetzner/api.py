@@ -169,7 +169,7 @@ class Cloud:
     def call(
         self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any], fault: Fault | None
     ) -> tuple[int, bytes]:
-        """What the API answers.
+        """Return what the API answers.
 
         Raises:
             RefusedError: with an error.
@@ -178,10 +178,10 @@ class Cloud:
         with self.state.lock:
             self.state.clock.catch_up()
             status, answer = self._routed(method, parts, query, body, fault)
-            told = json.dumps(answer).encode()  # as it is now: rows go on changing once the lock is free
+            body_now = json.dumps(answer).encode()  # as it is now: rows go on changing once the lock is free
             if fault is not None and fault.do in ("delete", "replace"):
                 self._snatch(fault)
-            return status, told
+            return status, body_now
 
     def _routed(
         self, method: str, parts: list[str], query: Mapping[str, str], body: Mapping[str, Any], fault: Fault | None
@@ -204,7 +204,7 @@ class Cloud:
         raise not_found("/".join(parts))
 
     def _sold(self) -> list[Row]:
-        """The catalogue without what has gone out of sale everywhere."""
+        """Return the catalogue without what has gone out of sale everywhere."""
         now = iso(self.state.clock.now)
         return [
             row
@@ -271,7 +271,7 @@ class Cloud:
         raise RefusedError(405, "method_not_allowed", f"no {method} here")
 
     def add(self, kind: str, given: Mapping[str, Any]) -> Row:
-        """A side resource; a volume with a ``server`` hangs on it."""
+        """Add a side resource; a volume with a ``server`` is attached to it."""
         row = self.state.add(kind, {**DEFAULTS.get(kind, {}), **given})
         if kind == "volumes" and row["server"] is not None:
             self.servers.one(row["server"]).volumes.append(row["id"])
@@ -286,7 +286,7 @@ class Cloud:
         return answer
 
     def _snatch(self, fault: Fault) -> None:
-        """A server goes between two calls; a new one may come in its place."""
+        """Remove a server between two calls, and perhaps make another in its place."""
         servers = self.servers
         here = servers.here()
         server = servers.named(fault.name) if fault.name is not None else (here[0] if here else None)

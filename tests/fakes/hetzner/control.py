@@ -53,20 +53,20 @@ class ControlPort:
         self.cloud.state.bucket.at = self.cloud.state.clock.now
 
     def offer(self, type: str, location: str, **changes: Any) -> None:
-        """Changes ``available`` or ``deprecation`` of a type in a location."""
+        """Change ``available`` or ``deprecation`` of a type in a location."""
         (row,) = [row for row in self.cloud.state.types if row["name"] == type]
         (there,) = [place for place in row["locations"] if place["name"] == location]
         there.update(changes)
 
     def withdraw(self, type: str) -> None:
-        """Takes a type out of the catalogue for good."""
+        """Take a type out of the catalogue for good."""
         self.cloud.state.types[:] = [row for row in self.cloud.state.types if row["name"] != type]
 
     def add(self, kind: str, row: Mapping[str, Any]) -> Row:
         return self.cloud.add(kind, row)
 
     def server(self, name: str, **changes: Any) -> None:
-        """Changes a server behind everybody's back: ``status``, ``labels``, ``protected``."""
+        """Change a server behind everybody's back: ``status``, ``labels``, ``protected``."""
         server = self.cloud.servers.named(name)
         if server is None:
             raise KeyError(name)
@@ -101,30 +101,30 @@ class Control(ControlClient):
         self.token = token
 
     def fault(self, do: str, on: str = "*", **fields: Any) -> None:
-        """One more line of the fault script; see `api.Fault`."""
+        """Add an entry to the fault script; see `api.Fault`."""
         self.ask("fault", do=do, on=on, **fields)
 
     def calm(self) -> None:
-        """Ends all faults."""
+        """End all faults."""
         self.ask("calm")
 
     def knobs(self, **values: Any) -> None:
-        """Changes `state.Knobs`."""
+        """Change `state.Knobs`."""
         self.ask("knobs", **values)
 
     def add(self, kind: str, **row: Any) -> int:
-        """A side resource, such as ``volumes``; its id."""
+        """Add a side resource, such as ``volumes``, and return its id."""
         return int(self.ask("add", kind=kind, row=row)["id"])
 
     def audit(self) -> Row:
-        """The truth: every server that there ever was, what it was billed, side resources, and calls."""
+        """Return the truth: every server ever made, what it was billed, side resources, and calls."""
         found: Row = self.ask("audit")
         return found
 
     def made(self, operation: str, label: str = OPERATION_LABEL) -> list[Row]:
-        """Every server that was ever made for an operation."""
+        """Return every server ever made for an operation."""
         return [server for server in self.audit()["servers"] if server["labels"].get(label) == operation]
 
     def here(self) -> list[Row]:
-        """Every server that is there now."""
+        """Return every server that is there now."""
         return [server for server in self.audit()["servers"] if server["gone_at"] is None]

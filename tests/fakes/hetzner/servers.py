@@ -119,7 +119,7 @@ class Servers:
         }
 
     def audit(self) -> list[Row]:
-        """The truth about every server that there ever was."""
+        """Return the truth about every server ever made."""
         now = self._state.clock.now
         return [
             {
@@ -140,7 +140,7 @@ class Servers:
     # -- create -------------------------------------------------------------------------------------------------------
 
     def create(self, body: Mapping[str, Any], stuck_at: str | None = None) -> Row:
-        """Makes a server, or refuses it.  A full quota is seen before the name is."""
+        """Make a server, or refuse it.  A full quota is checked before the name is."""
         state, name = self._state, body.get("name")
         if not isinstance(name, str) or HOST_NAME.fullmatch(name) is None:
             raise invalid("name", "is not a valid hostname")
@@ -257,7 +257,7 @@ class Servers:
         return self._booter.address(server.name) if self._booter is not None else None
 
     def _come_up(self, server: Server) -> list[Row]:
-        """The states of a newborn: each is there as late as the knobs say, or for ever where it is stuck."""
+        """Schedule the states of a newborn, as late as the knobs say; a stuck one keeps its state for ever."""
         knobs, now = self._state.knobs, self._state.clock.now
         off_at = now + knobs.create_seconds
         start_at, run_at = off_at + knobs.off_seconds, off_at + knobs.off_seconds + knobs.start_seconds
@@ -290,7 +290,7 @@ class Servers:
         self.put(server, to)
 
     def put(self, server: Server, to: str) -> None:
-        """Sets the state, whatever it was, and tells the booter."""
+        """Set the state, whatever it was, and boot or stop the machine."""
         server.status = to
         if to == "running" and not server.booted:
             server.booted = True
@@ -301,7 +301,7 @@ class Servers:
             self._stop(server)
 
     def power(self, server: Server, command: str) -> Row:
-        """One of the actions that switch a server."""
+        """Switch a server by one of its actions."""
         self._not_locked(server)
         to = {"poweron": "running", "poweroff": "off", "shutdown": "off", "reboot": "running"}.get(command)
         if to is None:
@@ -330,7 +330,7 @@ class Servers:
         return {"action": self._state.action("delete_server", server.id, seconds)}
 
     def remove(self, server: Server) -> None:
-        """It is no more.  Addresses of its own go with it; all else is detached and stays."""
+        """Remove a server.  Addresses of its own go with it; all else is detached and stays."""
         if server.gone_at is not None:
             return
         self._stop(server)

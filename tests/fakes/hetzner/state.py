@@ -62,7 +62,7 @@ class BadSelectorError(ValueError):
 
 
 def problem_with(labels: object) -> str | None:
-    """What is wrong with the labels of a request."""
+    """Return what is wrong with the labels of a request, if anything."""
     if not isinstance(labels, dict):
         return "labels must be an object"
     for key, value in labels.items():
@@ -74,7 +74,7 @@ def problem_with(labels: object) -> str | None:
 
 
 def selector(text: str) -> LabelTest:
-    """The test that a selector stands for."""
+    """Return the test that a selector stands for."""
     tests = [_term(term.strip()) for term in _COMMA.split(text)] if text.strip() else []
     return lambda labels: all(test(labels) for test in tests)
 
@@ -208,7 +208,7 @@ class State:
         return next(self._ids)
 
     def add(self, kind: str, given: Mapping[str, Any]) -> Row:
-        """A new row with what every row has."""
+        """Add a row with what every row has."""
         number = int(given.get("id") or self.new_id())
         row = {"id": number, "created": iso(self.clock.now), "labels": {}, "protection": {"delete": False}, **given}
         row["id"] = number
@@ -224,7 +224,7 @@ class State:
             raise not_found(f"{kind.removesuffix('s')} with ID '{number}'") from None
 
     def named(self, kind: str, key: object) -> Row:
-        """A row by name or id."""
+        """Return a row by name or id."""
         for row in self.rows[kind].values():
             if key in (row["id"], str(row["id"]), row.get("name")):
                 return row
@@ -237,7 +237,7 @@ class State:
             row["labels"] = dict(labels)
 
     def action(self, command: str, resource: int, seconds: float, error: Row | None = None) -> Row:
-        """An action that ends by itself."""
+        """Add an action that ends by itself."""
         now = self.clock.now
         row: Row = {
             "id": self.new_id(),
@@ -264,7 +264,7 @@ def _rest(row: Row) -> Row:
 
 
 def page_of(kind: str, rows: list[Row], query: Mapping[str, str], totals: bool) -> Row:
-    """One page of a listing, filtered and sorted as the query says."""
+    """Return one page of a listing, filtered and sorted as the query says."""
     found = [row for row in rows if _fits(row, query)]
     key, _, way = query.get("sort", "").partition(":")
     if key:

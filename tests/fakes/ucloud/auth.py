@@ -73,7 +73,7 @@ class Auth:
         return {"accessToken": token, "csrfToken": "unused"}
 
     def caller(self, bearer: str | None, project: str | None) -> Caller:
-        """Who stands behind a bearer; an expired or unknown one is a guest, who may do nothing."""
+        """Return who stands behind a bearer; an expired or unknown one is a guest, who may do nothing."""
         if bearer is not None and bearer.startswith("uc"):
             return self._api_caller(bearer)
         known = self.access.get(bearer or "")
@@ -100,7 +100,7 @@ class Auth:
             token.revoked = token.revoked or token.id == token_id
 
     def restore(self, token_id: str) -> None:
-        """Undoes `revoke`, as a new token in the old one's place would."""
+        """Undo `revoke`, as a new token in the old one's place would."""
         for token in self.api.values():
             token.revoked = token.revoked and token.id != token_id
 

@@ -125,7 +125,7 @@ class Cluster:
     # -- what Core asks -----------------------------------------------------------------------------------------------
 
     def check(self, product: Product) -> None:
-        """What the provider refuses at submission."""
+        """Refuse what the provider refuses at submission."""
         if self.catalogue.wallet(product.category).is_locked:
             why = f"This workspace has reached the {product.category} quota."
             raise ApiError(402, why, "NOT_ENOUGH_COMPUTE_CREDITS")
@@ -133,13 +133,13 @@ class Cluster:
             raise ApiError(400, "The application is not supported on this machine type")
 
     def accept(self, job_id: str, specification: dict[str, Any], product: Product) -> None:
-        """Queues a job."""
+        """Queue a job."""
         labels = dict(specification.get("labels", {}))
         self.vms[job_id] = Vm(job_id, specification, product, labels=labels)
         self.clock.after(self._in(self.timing.scheduling), self.schedule)
 
     def terminate(self, job_id: str) -> None:
-        """Ends a job; one that is not here is reported as ended again."""
+        """End a job; one that is not here is reported as ended again."""
         vm = self.vms.get(job_id)
         if vm is not None:
             self._off(vm, "ended")
@@ -161,7 +161,7 @@ class Cluster:
             self.clock.after(self._in(self.timing.scheduling), self.schedule)
 
     def queue_status(self, product: Product) -> str | None:
-        """Ten seconds old, as there."""
+        """Return the queue's status, up to ten seconds old, as there."""
         if self.clock.now - self._queue_status_at >= QUEUE_STATUS_SECONDS:
             self._queue_status_at = self.clock.now
             self._queue_status = {}
@@ -173,7 +173,7 @@ class Cluster:
     # -- what happens by itself ---------------------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Gives room to whatever fits, and starts one machine at a time."""
+        """Give room to whatever fits, and start one machine at a time."""
         for vm in self.vms.values():
             if vm.phase != "queued" or vm.holds_room:
                 continue
@@ -191,7 +191,7 @@ class Cluster:
             self.clock.after(seconds, lambda: self._prepared(waiting))
 
     def restart(self) -> None:
-        """The integration module starts again: its queue is what Core holds in queue, stuck ones too."""
+        """Restart the integration module: its queue is what Core holds in queue, stuck ones too."""
         self._starting = None
         for vm in self.vms.values():
             if vm.phase == "starting" or (vm.phase == "stuck" and not vm.exists):
@@ -199,14 +199,14 @@ class Cluster:
         self.schedule()
 
     def vanish(self, job_id: str) -> None:
-        """The machine is lost, and found missing at once."""
+        """Lose the machine, which is found missing at once."""
         vm = self.vms[job_id]
         self._off(vm, "ended")
         self._tell(job_id, "SUSPENDED", POWERED_OFF)
         self.clock.after(VANISHED_SECONDS, lambda: self._tell(job_id, "SUCCESS", None))
 
     def power_off(self, job_id: str) -> None:
-        """From inside: the machine starts again."""
+        """Power the machine off from inside, so that it starts again."""
         vm = self.vms[job_id]
         if vm.phase == "running":
             self._stop_running(vm)
@@ -271,7 +271,7 @@ class Cluster:
             self._effects.put(lambda: booter.boot(guest))
 
     def _mounted(self, vm: Vm) -> dict[str, str]:
-        """Files of its drive folders, by path inside the guest."""
+        """Return the files of its drive folders, by path inside the guest."""
         found: dict[str, str] = {}
         for resource in vm.specification.get("resources", []):
             folder = str(resource.get("path", "")).rstrip("/")
@@ -289,7 +289,7 @@ class Cluster:
         self.orphans[operation] += 1
 
     def orphan(self, job_id: str) -> None:
-        """Core's order came too late for Core: it ends after three failed confirmations and five minutes."""
+        """Orphan a job whose order Core gave up: it ends after three failed confirmations and five minutes."""
         self.vms[job_id].is_orphan = True
         self.clock.after(ORPHAN_SECONDS + self._in((0.0, 180.0)), lambda: self._off(self.vms[job_id], "ended"))
 
@@ -316,7 +316,7 @@ class Cluster:
         vm.guest_up = False
 
     def stop_all(self) -> None:
-        """Nothing runs on after the end of the emulator."""
+        """Stop all: nothing runs on after the end of the emulator."""
         for vm in self.vms.values():
             self._stop_running(vm)
 
@@ -345,7 +345,7 @@ class Cluster:
         return self.capacity.get(category, 64) - used
 
     def _tell(self, job_id: str, state: str | None, text: str | None) -> None:
-        """Core hears of it in batches; the order stays."""
+        """Report to Core, which hears of it in batches, in order."""
         self.clock.after(self.timing.report, lambda: self._core().report(job_id, state, text))
 
     def _in(self, span: tuple[float, float]) -> float:

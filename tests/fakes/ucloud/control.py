@@ -48,7 +48,7 @@ class ControlPort:
             setattr(wallet, name, value)
 
     def product(self, **body: Any) -> None:
-        """Changes the product of that name, adds it, or with ``gone`` takes it off the shelf."""
+        """Change the product of that name, add it, or with ``gone`` withdraw it."""
         products = self.world.catalogue.products
         known = next((product for product in products if product.name == body["name"]), None)
         if body.pop("gone", False):
@@ -59,7 +59,7 @@ class ControlPort:
             products[products.index(known)] = dataclasses.replace(known, **body)
 
     def job(self, **body: Any) -> Any:
-        """A person's hand, or an accident, on one job."""
+        """Play a person's hand, or an accident, on one job."""
         core, cluster, what, job_id = self.world.core, self.world.cluster, body["do"], str(body.get("id", ""))
         if what == "foreign":
             return {"id": core.add_foreign(body.get("labels", {}))}
@@ -100,7 +100,7 @@ class ControlPort:
         self.world.cluster.script_label = name
 
     def truth(self) -> dict[str, Any]:
-        """What really is, whatever the API shows."""
+        """Return what really is, whatever the API shows."""
         core, cluster = self.world.core, self.world.cluster
         return {
             "now": self.world.clock.now,

@@ -53,7 +53,7 @@ class Job:
         return self.state in FINAL
 
     def note(self, now: float, state: str | None, text: str | None) -> bool:
-        """Takes an update in; a final state is never left for another kind of state."""
+        """Take an update in; a final state is never left for another kind of state."""
         if state is not None and self.is_final and state not in FINAL:
             return False
         update = {"timestamp": ms(now), "state": state, "status": text, "outputFolder": None, "resourceList": None}
@@ -65,7 +65,7 @@ class Job:
         return True
 
     def json(self, flags: dict[str, str], skew: float) -> dict[str, Any]:
-        """As a browse shows it: what was not asked for is stripped."""
+        """Return it as a browse shows it: what was not asked for is stripped."""
         specification = {
             **self.specification,
             "parameters": {k: value(v) for k, v in self.specification.get("parameters", {}).items()},
@@ -95,17 +95,17 @@ class Job:
 
 
 def ms(seconds: float) -> int:
-    """Milliseconds, as the API counts."""
+    """Return milliseconds, as the API counts."""
     return int(seconds * 1000)
 
 
 def is_true(flags: dict[str, str], name: str) -> bool:
-    """A flag as Go reads it."""
+    """Return a flag as Go reads it."""
     return flags.get(name, "") in ("true", "True", "TRUE", "1", "t", "T")
 
 
 def value(sent: Any) -> dict[str, Any]:
-    """A value object as it comes back: with all keys of its union."""
+    """Return a value object as it comes back: with all keys of its union."""
     return {key: sent.get(key) for key in VALUE_KEYS} if isinstance(sent, dict) else {}
 
 
@@ -137,7 +137,7 @@ class Core:
     # -- submission ---------------------------------------------------------------------------------------------------
 
     def submit(self, caller: Caller, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """One after another; the first failure fails the call, and earlier ones stay."""
+        """Submit jobs one after another; the first failure fails the call, and earlier ones stay."""
         made = [{"id": self._submit_one(caller, item)} for item in items]
         return {"responses": made} if made else {}
 
@@ -165,7 +165,7 @@ class Core:
         return job.id
 
     def _time_out(self, job: Job, orphan: bool) -> None:
-        """Core waits five seconds for its provider, and drops the job; the provider may have taken it all the same."""
+        """Drop the job after five seconds, as Core does; the provider may have taken it all the same."""
         if orphan:
             product = self.catalogue.find(job.specification["product"])
             self.cluster.accept(job.id, dict(job.specification), product)
@@ -201,7 +201,7 @@ class Core:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def terminate(self, caller: Caller, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """One unknown id fails them all, before anything is done; success has no ids."""
+        """End jobs; one unknown id fails them all, before anything is done, and success has no ids."""
         jobs = self._known(caller, items)
         self._reach_provider("terminate")
         fault = self.faults.strike("terminate_uncertain", "terminate")
@@ -225,7 +225,7 @@ class Core:
         return {"responses": [{} for _ in jobs]}
 
     def update_labels(self, caller: Caller, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """Replaces the whole map; the cluster's copy is another one, and wins at the first start."""
+        """Replace the whole map; the cluster's copy is another one, and wins at the first start."""
         for item in items:
             job = self.jobs.get(str(item.get("id")))
             if job is None or not self._may_see(caller, job):
@@ -251,7 +251,7 @@ class Core:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def retrieve(self, caller: Caller, flags: Flags) -> dict[str, Any]:
-        """What does not exist is answered as what may not be read."""
+        """Return a job; one that does not exist is answered as one that may not be read."""
         job = self.jobs.get(flags.get("id", ""))
         if job is None or not self._may_see(caller, job):
             raise ApiError(403, "Write permission is required")
@@ -259,7 +259,7 @@ class Core:
         return job.json({**flags, **always}, self.skew)
 
     def browse(self, caller: Caller, flags: Flags) -> dict[str, Any]:
-        """Newest first, with the last id as cursor; or by offset over live data, when it is to be sorted."""
+        """Return a page: newest first, with the last id as cursor; or by offset over live data, where it is sorted."""
         size = page_size(flags)
         jobs = [job for job in self.jobs.values() if self._may_see(caller, job) and matches(job, flags)]
         jobs.sort(key=lambda job: -job.number)
@@ -309,7 +309,7 @@ class Core:
     # -- what was there before ----------------------------------------------------------------------------------------
 
     def add_history(self, count: int, labels: dict[str, str] | None = None) -> None:
-        """Ended jobs of several people, the oldest first."""
+        """Add ended jobs of several people, the oldest first."""
         for index in range(count):
             state = self.chance.choice(["SUCCESS", "SUCCESS", "FAILURE", "EXPIRED"])
             user = self.chance.choice([USER, "ada#2", "grace#3"])
@@ -325,7 +325,7 @@ class Core:
             self.jobs[job.id] = job
 
     def add_foreign(self, labels: dict[str, str], name: str = "not-ours") -> str:
-        """Somebody else's running machine of the same project, with our application."""
+        """Add somebody else's running machine of the same project, with our application."""
         specification = {
             "name": name,
             "application": {"name": "vm-ubuntu", "version": "24.04"},
@@ -339,7 +339,7 @@ class Core:
 
 
 def page_size(flags: Flags) -> int:
-    """Fifty unless another size up to a thousand is asked for."""
+    """Return the page size: fifty unless another one up to a thousand is asked for."""
     try:
         size = int(flags.get("itemsPerPage") or 0)
     except ValueError:
@@ -348,7 +348,7 @@ def page_size(flags: Flags) -> int:
 
 
 def checked_labels(labels: dict[str, str]) -> dict[str, str]:
-    """Names in lower case, at most one of each."""
+    """Return labels with names in lower case, at most one of each."""
     made: dict[str, str] = {}
     for key, text in labels.items():
         lower = key.strip().lower()
@@ -373,7 +373,7 @@ FILTERS: dict[str, Callable[[Job, str], bool]] = {
 
 
 def matches(job: Job, flags: Flags) -> bool:
-    """All filters at once; a name that none of them has is no filter."""
+    """Return whether a job passes all filters; an unknown name is no filter."""
     for name, value in flags.items():
         if name.startswith("filterLabels.") and value:
             if job.labels.get(name.removeprefix("filterLabels.").lower()) != value:

@@ -75,7 +75,7 @@ class Api:
         }
 
     def answer(self, request: Request) -> Reply:
-        """One call: faults of the way there, the call itself, faults of the way back."""
+        """Answer one call: faults of the way there, the call itself, faults of the way back."""
         name, handler = self.routes.get((request.method, request.path), ("", None))
         if request.path == "/auth/refresh":
             name = "refresh"
@@ -160,7 +160,7 @@ class Api:
         return {"productsByProvider": sold}
 
     def _browse_products(self, caller: Caller, request: Request) -> Any:
-        """A last page that is full still has a cursor, to an empty one."""
+        """Return a page of products; a last page that is full still has a cursor, to an empty one."""
         items = [product.json() for product in self.world.catalogue.products]
         size, start = page_size(request.query), int(request.query.get("next") or 0)
         shown = items[start : start + size]
@@ -208,7 +208,7 @@ class Emulator:
 
 @contextlib.contextmanager
 def emulated(**options: Any) -> Iterator[Emulator]:
-    """An emulator for the length of the ``with`` block."""
+    """Yield an emulator for the length of the ``with`` block."""
     emulator = Emulator(**options)
     try:
         yield emulator

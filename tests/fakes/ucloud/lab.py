@@ -27,17 +27,17 @@ class Lab:
         self.remote = remote
 
     def provider(self, deployment: str = DEPLOYMENT, **settings: Any) -> UCloudProvider:
-        """One that signs in with an API token, unless another credential is named."""
+        """Return a provider that signs in with an API token, unless another credential is named."""
         return UCloudProvider.from_settings(self.settings(**settings), deployment=deployment, environ=ENVIRON)
 
     def settings(self, **settings: Any) -> dict[str, object]:
-        """What `provider` is made from."""
+        """Return the settings that `provider` is made from."""
         if not any(name.startswith(("api_token", "refresh_token")) for name in settings):
             settings["api_token_env"] = "API"
         return {"base_url": self.url, "project": PROJECT, "bootstrap_folder": FOLDER, "page_size": 4, **settings}
 
     def settle(self, condition: Callable[[], bool]) -> None:
-        """Lets time pass until the condition holds."""
+        """Let time pass until the condition holds."""
         for _ in range(STEPS):
             if condition():
                 return
@@ -45,14 +45,14 @@ class Lab:
         raise TimeoutError(f"{STEP * STEPS:.0f} s of the emulator's time were not enough")
 
     def run(self, provider: UCloudProvider, number: int = 1, **fields: Any) -> Instance:
-        """A new instance, once it runs."""
+        """Return a new instance, once it runs."""
         made = provider.create(order(number, **fields))
         self.settle(lambda: phase(provider, made.id) is Phase.RUNNING)
         return made
 
 
 def order(number: int = 1, **fields: Any) -> Create:
-    """An order that is fine unless a field says otherwise."""
+    """Return an order that is fine unless a field says otherwise."""
     given: dict[str, Any] = {
         "name": f"fleet-cpu-op{number}",
         "operation_id": f"op{number}",
@@ -68,14 +68,14 @@ def order(number: int = 1, **fields: Any) -> Create:
 
 
 def phase(provider: UCloudProvider, instance_id: str) -> Phase | None:
-    """Where one instance stands; ``None`` when it is not found."""
+    """Return the phase of one instance; ``None`` when it is not found."""
     found = provider.get(Ref(id=instance_id))
     return found.phase if found is not None else None
 
 
 @contextlib.contextmanager
 def lab(**options: Any) -> Iterator[Lab]:
-    """A lab for the length of the ``with`` block, with old jobs of other people in it."""
+    """Yield a lab for the length of the ``with`` block, with old jobs of other people in it."""
     with emulated(**options) as emulator:
         remote = Remote(emulator.control_url)
         try:

@@ -18,7 +18,7 @@ PATIENT = Timeouts(connect=5.0, silence=20.0, whole=20.0)
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serves a function for the length of the test, and connects to it."""
+    """Serve functions for the length of the test, and connect to them."""
     servers: list[WebServer] = []
 
     def start(answer: Callable[[Request], Reply]) -> Connection:

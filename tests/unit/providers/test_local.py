@@ -203,11 +203,11 @@ def cleanup(*lines: str) -> Sequence[str]:
 
 
 def test_the_cleanup_command_runs_before_the_directory_goes(bench: Bench, tmp_path: Path) -> None:
-    told = tmp_path / "told"
+    seen = tmp_path / "seen"
     bench.create(
         cleanup_command=(
             *cleanup(
-                "import sys, os", f"open({str(told)!r}, 'w').write(sys.argv[1] + str(os.path.isdir(sys.argv[1])))"
+                "import sys, os", f"open({str(seen)!r}, 'w').write(sys.argv[1] + str(os.path.isdir(sys.argv[1])))"
             ),
             "${dir}",
         )
@@ -215,7 +215,7 @@ def test_the_cleanup_command_runs_before_the_directory_goes(bench: Bench, tmp_pa
     eventually(lambda: bench.phase() is Phase.RUNNING)
     bench.provider.delete(Ref(name="d-cpu-a"))
     eventually(lambda: bench.phase() is Phase.GONE)
-    assert told.read_text() == f"{bench.root / 'd-cpu-a'}True"
+    assert seen.read_text() == f"{bench.root / 'd-cpu-a'}True"
 
 
 def test_a_cleanup_that_fails_keeps_the_instance_until_a_later_delete(bench: Bench, tmp_path: Path) -> None:

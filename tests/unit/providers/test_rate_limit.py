@@ -7,7 +7,7 @@ from providers.rate_limit import Priority, RateLimit
 
 
 def limit(reserve: int = 600, **headers: str) -> RateLimit:
-    """A limit that has heard these headers; its clock stands still."""
+    """Return a limit that has noted these headers, and whose clock stands still."""
     made = RateLimit(reserve, kind="unit", monotonic=lambda: 0.0)
     made.note({f"RateLimit-{name.capitalize()}": value for name, value in headers.items()})
     return made

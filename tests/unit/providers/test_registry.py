@@ -20,7 +20,7 @@ FAKE = EntryPoint("fake", "providers.testing.fake:FakeProvider", registry.GROUP)
 
 
 def entry(monkeypatch: pytest.MonkeyPatch, loaded: object, name: str = "fake") -> EntryPoint:
-    """An entry point that loads ``loaded``."""
+    """Return an entry point that loads ``loaded``."""
     module = types.ModuleType("plugin_under_test")
     module.thing = loaded  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)

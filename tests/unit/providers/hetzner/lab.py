@@ -23,13 +23,13 @@ class Lab:
         return HetznerProvider(parse(given), self.cloud.token, deployment=deployment, monotonic=lambda: self.monotonic)
 
     def advance(self, seconds: float) -> None:
-        """Time passes everywhere."""
+        """Let time pass everywhere."""
         self.monotonic += seconds
         self.cloud.advance(seconds)
 
 
 def order(number: int | str = 1, **changes: Any) -> Create:
-    """A create that is in order."""
+    """Return an order that is fine unless a field says otherwise."""
     given: dict[str, Any] = {
         "name": f"unit-cpu-op{number}",
         "operation_id": f"op{number}",

@@ -155,7 +155,7 @@ MANY = 120
 
 @pytest.fixture
 def full(lab: Lab) -> Lab:
-    """A project with three pages of servers."""
+    """Return a project with three pages of servers."""
     provider = lab.provider()
     for number in range(MANY):
         provider.create(order(number))

@@ -214,10 +214,10 @@ def test_an_unknown_knob_fault_or_verb_is_refused(lab: Lab) -> None:
 
 
 class Recorder:
-    """A booter that notes what it is told."""
+    """A booter that records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.heard = threading.Condition()
 
     def address(self, name: str) -> str | None:
@@ -231,13 +231,13 @@ class Recorder:
 
     def _note(self, what: str, value: Any) -> None:
         with self.heard:
-            self.told.append((what, value))
+            self.calls.append((what, value))
             self.heard.notify_all()
 
     def wait(self, count: int) -> list[tuple[str, Any]]:
         with self.heard:
-            assert self.heard.wait_for(lambda: len(self.told) >= count, 10)
-            return list(self.told)
+            assert self.heard.wait_for(lambda: len(self.calls) >= count, 10)
+            return list(self.calls)
 
 
 def test_a_booter_boots_and_stops_what_runs() -> None:
@@ -256,7 +256,7 @@ def test_a_booter_boots_and_stops_what_runs() -> None:
         lab.provider().create(order(2))
         lab.advance(60)
         booter.wait(4)
-    assert sorted(booter.told[4:]) == [("stop", "unit-cpu-op1"), ("stop", "unit-cpu-op2")]
+    assert sorted(booter.calls[4:]) == [("stop", "unit-cpu-op1"), ("stop", "unit-cpu-op2")]
 
 
 def test_as_a_process_it_boots_commands_and_ends_them(tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_as_a_process_it_boots_commands_and_ends_them(tmp_path: Path) -> None:
     )
     with process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        lab = Lab(Control(told["control"], told["api"], told["token"]))
+        started = json.loads(process.stdout.readline())
+        lab = Lab(Control(started["control"], started["api"], started["token"]))
         try:
             lab.provider().create(order(user_data="hello"))
             log = tmp_path / "unit-cpu-op1" / "log"

@@ -55,7 +55,7 @@ numbers = iter(range(10**9))
 
 
 def tried(lab: Lab, provider: Any, want: Create, plan: dict[str, Any]) -> Instance | ProviderError:
-    """One try, and whether what it says is so."""
+    """Try once, and check that the outcome is true."""
     lab.cloud.calm()
     if plan["post"] is not None:
         lab.cloud.fault(on="POST /servers", **plan["post"])

@@ -26,7 +26,7 @@ def client(url: str, *, refresh: bool = False, seconds: float = 20.0, **given: A
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Serves a function for the length of the test."""
+    """Serve functions for the length of the test."""
     servers: list[WebServer] = []
 
     def start(answer: Callable[[Request], Reply]) -> str:

@@ -19,7 +19,7 @@ FAULTS = set(re.findall(r'strike\(\s*"(\w+)"', "".join(p.read_text() for p in RO
 
 
 def example() -> dict[str, Any]:
-    """The provider's table of the page's settings file."""
+    """Return the provider's table of the page's settings file."""
     (block,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     table: dict[str, Any] = tomllib.loads(block)["providers"]["ucloud"]
     return table

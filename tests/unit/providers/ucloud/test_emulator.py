@@ -191,22 +191,22 @@ def test_the_same_seed_gives_the_same_world() -> None:
 
 
 class Recorder:
-    """A booter that says what it was told."""
+    """A booter that records its calls."""
 
     def __init__(self) -> None:
-        self.told: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
 
     def address(self, name: str) -> str | None:
         return "127.0.0.9"
 
     def boot(self, machine: Machine) -> None:
-        self.told.put(("boot", machine.name, machine))
+        self.calls.put(("boot", machine.name, machine))
 
     def stop(self, name: str) -> None:
-        self.told.put(("stop", name, None))
+        self.calls.put(("stop", name, None))
 
     def next(self) -> tuple[str, str, Any]:
-        return self.told.get(timeout=20)
+        return self.calls.get(timeout=20)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def job(state: str = "RUNNING", *, started: bool = True, **fields: Any) -> Job:
     )
 
 
-def told(*updates: tuple[str | None, str | None]) -> list[dict[str, Any]]:
+def updates_of(*updates: tuple[str | None, str | None]) -> list[dict[str, Any]]:
     return [{"timestamp": n, "state": state, "status": text} for n, (state, text) in enumerate(updates)]
 
 
@@ -85,7 +85,7 @@ def test_stopping_is_what_was_asked_until_the_end_is_read() -> None:
 
 
 def test_an_instance_keeps_the_name_of_its_order_and_hides_what_was_for_the_guest() -> None:
-    seen = mapping.instance(job(updates=told((None, "no machines"))))
+    seen = mapping.instance(job(updates=updates_of((None, "no machines"))))
     assert seen.name == "fleet-cpu-a"
     assert "join-token" not in repr(seen)
     assert seen.detail == "RUNNING: no machines"
@@ -106,7 +106,7 @@ def test_a_list_that_is_null_is_empty() -> None:
     ],
 )
 def test_progress_counts_steps_and_not_waiting(updates: list[tuple[str | None, str | None]], step: int | None) -> None:
-    seen = mapping.instance(job("SUSPENDED", started=False, updates=told(*updates)))
+    seen = mapping.instance(job("SUSPENDED", started=False, updates=updates_of(*updates)))
     assert seen.progress_at == (datetime.fromtimestamp(step / 1000, UTC) if step is not None else None)
 
 
@@ -124,8 +124,8 @@ SSH = "SSH: Connected! Available at: ssh ucloud@ssh.example.net -p {}"
 
 def test_the_last_port_counts_and_is_gone_once_the_machine_stopped() -> None:
     boot = [("IN_QUEUE", None), (None, SSH.format(2001)), ("SUSPENDED", "off"), ("RUNNING", None)]
-    assert mapping.access(job(updates=told(*boot))) == Access("ssh.example.net", 2001, "ucloud")
-    assert mapping.access(job("SUSPENDED", updates=told(*boot, ("SUSPENDED", "off")))) is None
+    assert mapping.access(job(updates=updates_of(*boot))) == Access("ssh.example.net", 2001, "ucloud")
+    assert mapping.access(job("SUSPENDED", updates=updates_of(*boot, ("SUSPENDED", "off")))) is None
     again = [
         *boot,
         ("SUSPENDED", "off"),
@@ -134,15 +134,15 @@ def test_the_last_port_counts_and_is_gone_once_the_machine_stopped() -> None:
         ("SUSPENDED", "off"),
         ("RUNNING", None),
     ]
-    assert mapping.access(job(updates=told(*again))) == Access("ssh.example.net", 2002, "ucloud")
+    assert mapping.access(job(updates=updates_of(*again))) == Access("ssh.example.net", 2002, "ucloud")
 
 
 def test_an_ended_job_has_no_address() -> None:
-    assert mapping.access(job("SUCCESS", updates=told((None, SSH.format(2001))))) is None
+    assert mapping.access(job("SUCCESS", updates=updates_of((None, SSH.format(2001))))) is None
 
 
 def test_other_texts_are_no_address() -> None:
-    assert mapping.access(job(updates=told((None, "see ssh ucloud@x -p 1"), (None, "SSH: failed")))) is None
+    assert mapping.access(job(updates=updates_of((None, "see ssh ucloud@x -p 1"), (None, "SSH: failed")))) is None
 
 
 # -- offers -----------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def play(account: Lab, caller: Caller) -> None:
 
 
 def break_things(account: Lab) -> None:
-    """The three kinds of loss, each as likely as the others."""
+    """Script the three kinds of loss, each as likely as the others."""
     each = SHARE / len(FAULTS)
     for name, args in FAULTS:
         account.remote.fault(name, "submit", times=None, probability=each, **args)
@@ -122,7 +122,7 @@ def test_an_operation_never_has_two_machines(seed: int) -> None:
 
 
 def end_all(account: Lab) -> None:
-    """What is listed can be ended, and what is not ends by itself."""
+    """End what is listed; what is not ends by itself."""
     provider = account.provider(page_size=100)
     for seen in provider.list().instances:
         assert provider.delete(Ref(id=seen.id)) in set(Deleted)

@@ -98,7 +98,7 @@ def test_what_changes_things(account: Lab) -> None:
 
 
 def specification(account: Lab) -> dict[str, object]:
-    """The order that the provider itself would send."""
+    """Return the order that the provider itself would send."""
     provider = account.provider()
     return mapping.specification(order(), provider._client.products()[0], provider._settings)
 
