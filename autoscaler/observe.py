@@ -94,7 +94,7 @@ class Observer:
         clock: DaemonClock,
         guard: ClockGuard,
         *,
-        policy: FleetPolicy | None = None,
+        policy: FleetPolicy,
         pace: Pace = Pace(),
     ) -> None:
         self._poller = ProviderPoller(providers, clock, pace)
@@ -102,8 +102,8 @@ class Observer:
         self._journal = journal
         self._clock = clock
         self._guard = guard
-        self._pools = {pool.name: pool for pool in policy.pools} if policy is not None else {}
-        self._leftover_seconds = policy.orphan_seconds if policy is not None else float("inf")
+        self._pools = {pool.name: pool for pool in policy.pools}
+        self._leftover_seconds = policy.orphan_seconds
         self._pace = pace
         self._synced_at: float | None = None
         self._pressed = Streaks()
@@ -113,7 +113,7 @@ class Observer:
         self._orphans: dict[str, frozenset[str]] = {}
         self._unknown = Streaks()
         self._unknown_nodes: Mapping[str, float] = {}
-        self._installs = policy is not None and any(pool.installs for pool in policy.pools)
+        self._installs = any(pool.installs for pool in policy.pools)
         self._bundle = ""
         self._bundle_due_at = float("-inf")
         self._log = ThrottledLog(log, clock.monotonic)
