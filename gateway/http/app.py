@@ -31,13 +31,13 @@ STOP_GRACE: Final = 2.0
 CLIENT_GONE: Final = 499  # nobody reads it; it is for the access log
 
 _ROUTERS: Final = (
-    system.system,
+    system.router,
     sandboxes.router,
     exec.router,
-    nodes.nodes,
+    nodes.router,
     capacity.router,
-    nodes.bundle,
-    system.tokens,
+    nodes.bundle_router,
+    system.token_router,
 )
 
 

@@ -20,41 +20,41 @@ from gateway.wire.nodes import (
     RegisterRequest,
 )
 
-nodes = new_router("nodes")
-bundle = new_router("bundle")
+router = new_router("nodes")
+bundle_router = new_router("bundle")
 
 
-@nodes.post("/v1/nodes/join-tokens", status_code=201)
+@router.post("/v1/nodes/join-tokens", status_code=201)
 async def make_join_token(body: JoinTokenRequest, parts: GatewayParts) -> JoinToken:
     """Make a token with which one instance may register once."""
     return await parts.services.nodes.make_join_token(body)
 
 
-@nodes.post("/v1/nodes/register", status_code=201)
+@router.post("/v1/nodes/register", status_code=201)
 async def register_node(body: RegisterRequest, request: Request, parts: GatewayParts) -> RegisterAnswer:
     """Register a node; this uses up the join token, and only this answer carries both credentials."""
     return await parts.services.nodes.register(request.scope["state"][JOIN_TOKEN], body)
 
 
-@nodes.post("/v1/nodes/{node_id}/heartbeat")
+@router.post("/v1/nodes/{node_id}/heartbeat")
 async def heartbeat(node_id: NodePath, body: Heartbeat, parts: GatewayParts) -> HeartbeatAnswer:
     """Report the complete inventory of one node; the answer lists what the node must remove."""
     return await parts.services.nodes.heartbeat(node_id, body)
 
 
-@nodes.get("/v1/nodes")
+@router.get("/v1/nodes")
 async def list_nodes(parts: GatewayParts) -> NodeList:
     """List all nodes that are not gone."""
     return await parts.services.nodes.all()
 
 
-@nodes.post("/v1/nodes/{node_id}/drain")
+@router.post("/v1/nodes/{node_id}/drain")
 async def drain_node(node_id: NodePath, parts: GatewayParts, body: DrainRequest | None = None) -> NodeEnvelope:
     """Close a node to new sandboxes, or open it again; what runs there keeps running."""
     return await parts.services.nodes.drain(node_id, (body or DrainRequest()).draining)
 
 
-@nodes.delete("/v1/nodes/{node_id}")
+@router.delete("/v1/nodes/{node_id}")
 async def remove_node(
     node_id: NodePath, query: Annotated[RemoveNodeQuery, Query()], parts: GatewayParts
 ) -> NodeEnvelope:
@@ -62,13 +62,13 @@ async def remove_node(
     return await parts.services.nodes.remove(node_id, machine_gone=query.machine_gone)
 
 
-@bundle.get("/v1/bundle/manifest")
+@bundle_router.get("/v1/bundle/manifest")
 async def bundle_manifest(parts: GatewayParts) -> BundleManifest:
     """Get the list of files that a machine needs to become a node, with their digests."""
     return await parts.services.bundle.manifest()
 
 
-@bundle.get("/v1/bundle/{file_name}", response_class=FileResponse)
+@bundle_router.get("/v1/bundle/{file_name}", response_class=FileResponse)
 async def bundle_file(file_name: str, parts: GatewayParts) -> FileResponse:
     """Get one file of the bundle, such as `SHA256SUMS`, `install.sh` or a wheel, as raw bytes."""
     return FileResponse(await parts.services.bundle.path(file_name), media_type="application/octet-stream")

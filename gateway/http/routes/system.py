@@ -9,17 +9,17 @@ from gateway.http.routes.parameters import GatewayParts, TokenPath, new_router
 from gateway.wire.system import GatewayHealth, GatewayReadiness
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 
-system = new_router("system")
-tokens = new_router("tokens")
+router = new_router("system")
+token_router = new_router("tokens")
 
 
-@system.get("/healthz")
+@router.get("/healthz")
 async def healthz(parts: GatewayParts) -> GatewayHealth:
     """Report that the process answers."""
     return GatewayHealth(version=parts.version)
 
 
-@system.get("/readyz", responses={503: {"model": GatewayReadiness, "description": "Cannot serve now"}})
+@router.get("/readyz", responses={503: {"model": GatewayReadiness, "description": "Cannot serve now"}})
 async def readyz(response: Response, parts: GatewayParts) -> GatewayReadiness:
     """Report whether the gateway can serve: the store answers, and its schema is this version's."""
     try:
@@ -30,26 +30,26 @@ async def readyz(response: Response, parts: GatewayParts) -> GatewayReadiness:
     return GatewayReadiness(ok=True)
 
 
-@system.get("/openapi.json")
+@router.get("/openapi.json")
 async def openapi(request: Request) -> dict[str, Any]:
     """Return this document."""
     document: dict[str, Any] = request.app.openapi()
     return document
 
 
-@tokens.get("/v1/tokens")
+@token_router.get("/v1/tokens")
 async def list_tokens(parts: GatewayParts) -> TokenList:
     """List all tokens, oldest first, including revoked ones; never their secrets."""
     return await parts.services.tokens.all()
 
 
-@tokens.post("/v1/tokens", status_code=201)
+@token_router.post("/v1/tokens", status_code=201)
 async def make_token(body: TokenRequest, parts: GatewayParts) -> TokenCreated:
     """Make a token; only this answer carries its secret."""
     return await parts.services.tokens.make(body)
 
 
-@tokens.delete("/v1/tokens/{token_id}")
+@token_router.delete("/v1/tokens/{token_id}")
 async def revoke_token(token_id: TokenPath, parts: GatewayParts) -> TokenRecord:
     """Revoke a token.  Idempotent."""
     return await parts.services.tokens.revoke(token_id)
