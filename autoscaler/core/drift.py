@@ -99,7 +99,7 @@ def _has_stand_in(
 
 
 @dataclass(frozen=True)
-class Expiry:
+class PaidTime:
     """The end of one instance's paid time.
 
     Times are the provider's on both sides, so a jump of our clock changes nothing.
@@ -123,7 +123,7 @@ def _close_expiring(draft: PlanBuilder, pool: PoolPolicy, outdated: dict[str, st
             draft.actions.append(Drain(intent.operation_id, node.id, reason, cause=DRIFT))
 
 
-def _expiry(draft: PlanBuilder, pool: PoolPolicy, intent: Intent) -> Expiry | None:
+def _expiry(draft: PlanBuilder, pool: PoolPolicy, intent: Intent) -> PaidTime | None:
     """Return the end of a row's paid time, or ``None`` for what has no end or is not listed.
 
     There is room for a boot and a drain as the pool counts them.  Of what was paid for a short time, both are cut so
@@ -136,7 +136,7 @@ def _expiry(draft: PlanBuilder, pool: PoolPolicy, intent: Intent) -> Expiry | No
     lead = pool.start_seconds + pool.boot_seconds + pool.drain_seconds
     paid = max(0.0, (instance.expires_at - instance.created_at).total_seconds())
     part = min(1.0, paid / 2 / lead)
-    return Expiry(
+    return PaidTime(
         reason=f"its paid time ends at {instance.expires_at:%Y-%m-%d %H:%M:%S}",
         left=instance.expires_at.timestamp() - draft.world.providers[pool.provider].taken_at,
         replace_at=lead * part,

@@ -124,7 +124,7 @@ def _pool_refusal(draft: PlanBuilder, pool: PoolPolicy) -> BootRefusal | None:
 
 
 def _most_in_flight(draft: PlanBuilder, pool: PoolPolicy) -> int:
-    """At most doubling what works; one probe after a boot that failed."""
+    """Return as many as work, which doubles the pool at most; one probe after a boot that failed."""
     failing = draft.world.backoffs.get(backoff.pool_key(pool.name))
     if failing is not None and draft.now - failing.failed_at < backoff.FORGET_SECONDS:
         return 1

@@ -35,17 +35,27 @@ GOING: Final = frozenset({S.LOST, S.ABANDONED, S.DELETING})
 
 
 class Violation(BaseException):
-    """An invariant is broken.  No handler in the code under test may swallow it."""
+    """An invariant is broken.  No handler in the code under test may swallow it.
+
+    Attributes:
+        number: of the invariant.
+        may_be_slow: whether the world might only have needed longer.
+    """
+
+    def __init__(self, number: int, words: str, *, may_be_slow: bool = False) -> None:
+        super().__init__(f"invariant {number}: {words}")
+        self.number = number
+        self.may_be_slow = may_be_slow
 
 
 def must(number: int, holds: bool, words: str) -> None:
-    """Raises `Violation` with the invariant's number unless it holds."""
+    """Raise `Violation` with the invariant's number unless it holds."""
     if not holds:
-        raise Violation(f"invariant {number}: {words}")
+        raise Violation(number, words)
 
 
 class AuditedProvider(FakeProvider):
-    """Looks at every delete and create before it happens."""
+    """Checks every delete and create before it happens."""
 
     audit: "Audit"
 
@@ -68,14 +78,14 @@ class Audit:
     Attributes:
         step: where the process dies next.
         failing: so many commits fail from here on.
-        strays: machines, by id, that no row has to know: the world made them behind the autoscaler's back.
+        orphans: machines, by id, that no row has to know: the world made them behind the autoscaler's back.
     """
 
     fleet: "Audited"
     policy: FleetPolicy
     step: Callable[[str], None] | None = None
     failing: int = 0
-    strays: set[str] = field(default_factory=set)
+    orphans: set[str] = field(default_factory=set)
     forgotten: set[str] = field(default_factory=set)
     """Operations that were under way when a journal was lost: what comes of them is known by its labels only."""
     born: dict[str, datetime] = field(default_factory=dict)
@@ -96,7 +106,7 @@ class Audit:
     """Whether a journal was lost."""
 
     def __call__(self, name: str) -> None:
-        """At every commit and call, before and after it."""
+        """Check before and after every commit and call."""
         if name.startswith("before ") and self.failing > 0:
             self.failing -= 1
             raise OperationalError(name, {}, Exception("database or disk is full"))
@@ -110,7 +120,7 @@ class Audit:
     # -- at every moment ----------------------------------------------------------------------------------------------
 
     def truth(self) -> None:
-        """One machine an operation, each with a row, rows and money within their limits, rows only of what is so."""
+        """Check that every operation has one machine and a row, within all limits, and that no row is wrong."""
         rows = self.fleet.journal.open_intents()
         known = {row.operation_id for row in rows}
         for cloud in self.fleet.clouds.values():
@@ -118,14 +128,14 @@ class Audit:
                 must(1, bool(operation), f"{machines} carry no operation")
                 must(1, len(machines) == 1, f"operation {operation} has {machines}")
             for machine in cloud.machines.values():
-                is_known = machine.operation in known | self.forgotten or machine.instance.id in self.strays
+                is_known = machine.operation in known | self.forgotten or machine.instance.id in self.orphans
                 must(2, is_known or machine.gone_at is not None, f"{machine.instance.name} has no row")
             must(9, cloud.rate_refusals == 0, f"{cloud.caps.calls_per_hour} calls an hour were not enough")
         self._changes(rows)
         self.limits()
 
     def limits(self, *, is_new: bool = False) -> None:
-        """Rows and euro within their limits, intents not yet called included."""
+        """Check that rows and euro are within their limits, intents not yet called included."""
         rows = self.fleet.journal.open_intents()
         most, cap = self.policy.max, self.policy.max_hourly
         assert most is not None
@@ -142,7 +152,7 @@ class Audit:
             must(3, bool(over) or not is_dear, f"{each.name} costs {_rate(mine)}")
 
     def _changes(self, rows: tuple[Intent, ...]) -> None:
-        """What became of rows since the last look."""
+        """Check what became of rows since the last look."""
         for row in rows:
             self.homes[row.operation_id] = row.provider
             self.born.setdefault(row.operation_id, self.fleet.cloud.now)
@@ -172,7 +182,7 @@ class Audit:
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def creates(self, want: Create) -> None:
-        """The row is there before the call, under the same name; and the month can pay for it."""
+        """Check that the row is there before the call, under the same name, and that the month can pay for it."""
         row = self.fleet.journal.intent(want.operation_id)
         must(2, (row.name, row.state) == (want.name, "calling"), f"{row}")
         is_first = want.operation_id not in self.sent
@@ -185,13 +195,13 @@ class Audit:
             must(3, paid <= pool.max_monthly, f"{want.pool} may cost {paid} this month")
 
     def paid(self, pool: str) -> Decimal:
-        """Euro that the machines of a pool have cost, by their clouds; started hours count in full."""
+        """Return the euro that the machines of a pool have cost, by their clouds; started hours count in full."""
         total = Decimal(0)
         for cloud in self.fleet.clouds.values():
             prices = {(offer.type, offer.location): offer.price_per_hour for offer in cloud.offers}
             for made in cloud.made:
                 price = prices[made.instance.type, made.instance.location]
-                if made.instance.labels.get(POOL_LABEL) != pool or made.instance.id in self.strays:
+                if made.instance.labels.get(POOL_LABEL) != pool or made.instance.id in self.orphans:
                     continue
                 until = min(made.gone_at or cloud.now, cloud.now)
                 age = (until - made.instance.created_at).total_seconds() + cloud.clock_off
@@ -199,14 +209,14 @@ class Audit:
         return total
 
     def asked(self, ref: Ref) -> None:
-        """A delete was sent, whatever comes of it."""
+        """Record that a delete was sent, whatever comes of it."""
         self.deleted.append(self.fleet.cloud.now)
         for row in self.fleet.journal.open_intents():
             if row.name == ref.name:
                 self.due.pop(row.operation_id, None)
 
     def deletes(self, cloud: FakeCloud, machine: Machine) -> None:
-        """Only what is proved idle, late, lost or nobody's; and of two with one name, the one that is meant."""
+        """Check that it is proved idle, late, lost or nobody's; and of two with one name, the one that is meant."""
         rows = {row.operation_id: row for row in self.fleet.journal.open_intents()}
         row, name = rows.get(machine.operation), machine.instance.name
         gateway, record = self.fleet.gateway, self.fleet.gateway.record_of(machine)
@@ -239,19 +249,19 @@ class Audit:
             must(5, mark is None or beat > mark, f"{record.id} has not been heard of since it was closed")
 
     def has_no_call_for_a_delete(self, kept: int) -> None:
-        """Deletes wait for the rate limit only after so many of them that what is kept for them is spent."""
+        """Check that a delete waits for the rate limit only once all calls that are kept for deletes are spent."""
         since = [at for at in self.deleted if (self.fleet.cloud.now - at).total_seconds() < HOUR]
         must(9, len(since) + 1 >= kept, "other calls have left none for a delete")
 
     def registers(self, machine: Machine, grant: Grant) -> None:
-        """A machine becomes a node, of the order that it came from."""
+        """Check that a machine becomes the node of the order that it came from."""
         ordered = grant.request.operation_id
         must(10, ordered == machine.operation, f"{machine.instance.name}: {machine.operation} joins as {ordered}")
 
     # -- after every tick ---------------------------------------------------------------------------------------------
 
     def ticked(self, report: TickReport, seconds: float) -> None:
-        """A blind provider has proved nothing, and a healthy one was asked for the deletes that were due."""
+        """Check that a blind provider has proved nothing, and a healthy one was asked for the deletes that were due."""
         blind = {name for name, view in report.world.providers.items() if view.instances is None}
         for finding in report.findings:
             if isinstance(finding, Move):
@@ -265,8 +275,8 @@ class Audit:
         self.due = {operation: due for operation, due in self.due.items() if operation in rows}
 
     def forgets_all(self) -> None:
-        """The journal is lost: what is there is known by its labels only, and comes back as it is found."""
-        self.strays |= {machine.instance.id for machine in self.machines()}
+        """Record that the journal is lost: what is there is known by its labels only, and comes back as it is found."""
+        self.orphans |= {machine.instance.id for machine in self.machines()}
         self.forgotten |= {operation for cloud in self.fleet.clouds.values() for operation in cloud.under_way()}
         self.rows_over += sum(1 for _ in self.machines()) + len(self.forgotten)
         self.has_forgotten = True
@@ -275,11 +285,11 @@ class Audit:
         self.due.clear()
 
     def machines(self) -> Iterable[Machine]:
-        """All that are there."""
+        """Return all machines that are there."""
         return (machine for cloud in self.fleet.clouds.values() for machine in cloud.machines.values())
 
     def _age_matters(self) -> int:
-        """The invariant that a wrong age breaks: after a jump of the clock it is the eighth."""
+        """Return the invariant that a wrong age breaks: after a jump of the clock it is the eighth."""
         return 5 if self.jumped_at is None else 8
 
 

@@ -126,7 +126,7 @@ class FakeGateway:
     # -- what the world does ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Registers, beats and places by the cloud's present time."""
+        """Register nodes, send heartbeats and place sandboxes by the cloud's present time."""
         for machine in [machine for cloud in self.clouds for machine in cloud.machines.values()]:
             ran = self.cloud.now - machine.runs_at if machine.runs_at is not None else NEVER
             if machine.lost or machine.gone_at is not None or machine.instance.name in self.silent:
@@ -141,7 +141,7 @@ class FakeGateway:
         self._count()
 
     def arrive(self, names: list[str], shape: Shape) -> None:
-        """Sandboxes are created; each claims a prepared unit of its shape."""
+        """Create sandboxes; each claims a prepared unit of its shape."""
         for name in names:
             self.waiting[name] = shape
             unit = next((each for each in self.prepared.values() if each.resources == shape), None)
@@ -149,7 +149,7 @@ class FakeGateway:
                 self._prepare(unit.prepare_id, unit.model_copy(update={"count": unit.count - 1}))
 
     def prepare(self, prepare_id: str, count: int, shape: Shape, seconds: float) -> None:
-        """A burst is asked for ahead."""
+        """Ask for a burst ahead."""
         now = self.cloud.now
         self.prepared[prepare_id] = PreparedCapacity(
             prepare_id=prepare_id, resources=shape, count=count, total_resources=Shape(),
@@ -157,13 +157,13 @@ class FakeGateway:
         )  # fmt: skip
 
     def finish(self, sandbox: str) -> None:
-        """A sandbox is deleted."""
+        """Delete a sandbox."""
         self.waiting.pop(sandbox, None)
         self.placed.pop(sandbox, None)
         self._count()
 
     def grant(self, request: JoinTokenRequest, *, number: int | None = None) -> str:
-        """A new join token; ``number`` sets its place among the others."""
+        """Return a new join token; ``number`` sets its place among the others."""
         made = next(self._numbers)
         secret = f"join-{made}"
         expires = self.cloud.now + timedelta(seconds=request.ttl_seconds)
@@ -171,11 +171,11 @@ class FakeGateway:
         return secret
 
     def work_on(self, node_id: str) -> list[str]:
-        """The sandboxes of a node."""
+        """Return the sandboxes of a node."""
         return [sandbox for sandbox, (node, _) in self.placed.items() if node == node_id]
 
     def record_of(self, machine: Machine) -> NodeRecord | None:
-        """The node that a machine is, if it is one."""
+        """Return the node that a machine is, if it is one."""
         return self.records.get(self.agents.get(machine.instance.id, ""))
 
     def _prepare(self, prepare_id: str, unit: PreparedCapacity) -> None:
@@ -199,7 +199,7 @@ class FakeGateway:
         self.register(machine, grant)
 
     def register(self, machine: Machine, grant: Grant) -> None:
-        """The machine becomes a node, or takes over the node of its name."""
+        """Make the machine a node, or let it take over the node of its name."""
         grant.used = True
         known = next((r for r in self.records.values() if r.instance == machine.instance.name), None)
         node_id = known.id if known is not None else f"node-{next(self._numbers)}"

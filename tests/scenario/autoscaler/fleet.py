@@ -18,6 +18,7 @@ from autoscaler.reconcile import Reconciler, TickReport
 from autoscaler.store.journal import Journal
 from autoscaler.user_data import LaunchTemplate
 from gateway.wire.resources import Shape
+from gateway.wire.states import NodeState
 from providers.base import POOL_LABEL, ComputeProvider
 from providers.testing.fake import EPOCH, FakeCloud, FakeProvider, SimulatedCrash
 from tests.scenario.autoscaler.fake_gateway import SMALL as SMALL
@@ -108,7 +109,7 @@ class Fleet:
         self.journal = self.restart()
 
     def restart(self) -> Journal:
-        """Drops everything that was in memory."""
+        """Start a new process: everything that was in memory is gone."""
         self.journal: Journal = self.open_journal()
         self.watch(self.on_step)
         providers = self.reach_providers()
@@ -142,25 +143,25 @@ class Fleet:
         return self.journal
 
     def open_journal(self) -> Journal:
-        """What a new process finds."""
+        """Return the journal that a new process finds."""
         if hasattr(self, "journal"):
             self.journal.close()
         return CrashingJournal.open(self.url)
 
     def make_cloud(self, name: str) -> FakeCloud:
-        """The cloud of one provider."""
+        """Return the cloud of one provider."""
         return FakeCloud(prefix=name)
 
     def make_provider(self, name: str, cloud: FakeCloud) -> ComputeProvider:
-        """What speaks to one cloud."""
+        """Return the provider of one cloud."""
         return FakeProvider(cloud, DEPLOYMENT)
 
     def reach_providers(self) -> dict[str, ComputeProvider]:
-        """What a new process calls."""
+        """Return the providers that a new process calls."""
         return self.providers
 
     def watch(self, on_step: Callable[[str], None] | None) -> None:
-        """Tells every commit and every call, before and after it; what it raises comes from there."""
+        """Call ``on_step`` before and after every commit and every call; what it raises comes from there."""
         self.on_step = on_step
         self.journal.on_commit = on_step  # type: ignore[attr-defined]
         for cloud in self.clouds.values():
@@ -168,7 +169,7 @@ class Fleet:
             cloud.on_answer = on_step and (lambda method: on_step(f"answer {method}"))
 
     def tick(self, seconds: float = 2.0) -> TickReport:
-        """Time passes, then one tick.
+        """Let time pass, then tick once.
 
         Raises:
             OperationalError: the journal could not be written; the daemon tells it and ticks on.
@@ -180,13 +181,13 @@ class Fleet:
         return report
 
     def pass_time(self, seconds: float) -> None:
-        """The world goes on without the autoscaler."""
+        """Let the world go on without the autoscaler."""
         for cloud in self.clouds.values():
             cloud.advance(seconds)
         self.gateway.step()
 
     def crashing_tick(self, seconds: float = 2.0) -> bool:
-        """As `tick`; a crash in it is followed by a restart.  Whether there was one."""
+        """Tick once, restart after a crash in it, and return whether there was one."""
         try:
             self.tick(seconds)
         except SimulatedCrash:
@@ -198,7 +199,7 @@ class Fleet:
         return False
 
     def until(self, condition: Callable[[], bool], ticks: int = 400) -> None:
-        """Ticks until ``condition`` holds."""
+        """Tick until ``condition`` holds."""
         for _ in range(ticks):
             if condition():
                 return
@@ -207,13 +208,13 @@ class Fleet:
         raise AssertionError(f"not within {ticks} ticks; last: {last}")
 
     def ask(self, count: int = 1, shape: Shape = SMALL) -> list[str]:
-        """Sandboxes that want room."""
+        """Create sandboxes that want room, and return their ids."""
         names = [f"s{next(self._sandboxes)}" for _ in range(count)]
         self.gateway.arrive(names, shape)
         return names
 
     def check(self) -> None:
-        """What must hold at every moment."""
+        """Check what must hold at every moment."""
         machines_of = [entry for cloud in self.clouds.values() for entry in cloud.by_operation().items()]
         for operation, machines in machines_of:
             assert len(machines) == 1, f"operation {operation} has {machines}"
@@ -221,16 +222,18 @@ class Fleet:
             rows = [intent for intent in self.journal.open_intents() if intent.pool == each.name]
             assert len(rows) <= each.max, f"{each.name} has {len(rows)} rows"
             live = {intent.name for intent in rows}
-            drained = {i.name for i in rows if i.state == "deleting" and "drained and empty" in i.detail}
-            for node, _ in self.gateway.placed.values():
-                assert self.gateway.records[node].instance not in drained, f"{node} was stopped with work on it"
+            deleting = {intent.name for intent in rows if intent.state == "deleting"}
+            for node in {node for node, _ in self.gateway.placed.values()}:
+                record = self.gateway.records[node]
+                is_killed = record.state is NodeState.DRAINING and record.instance in deleting
+                assert not is_killed, f"{node} was closed and is deleted with work on it"
             for machine in [machine for cloud in self.clouds.values() for machine in cloud.machines.values()]:
                 labels = machine.instance.labels
                 if labels.get(POOL_LABEL) == each.name and machine.gone_at is None:
                     assert machine.instance.name in live, f"{machine.instance.name} has no row"
 
     def states(self) -> list[str]:
-        """States of all rows that are not gone."""
+        """Return the states of all rows that are not gone."""
         return [intent.state.value for intent in self.journal.open_intents()]
 
     def _new_id(self) -> str:
@@ -238,5 +241,5 @@ class Fleet:
 
 
 def at(seconds: float) -> datetime:
-    """A moment of the fake world."""
+    """Return a moment of the fake world."""
     return datetime.fromtimestamp(seconds, UTC)

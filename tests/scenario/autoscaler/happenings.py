@@ -55,7 +55,7 @@ machines = (
     _of("vanish", number),
     _of("break", number),
     _of("silence", number),
-    _of("stray", clouds),
+    _of("orphan", clouds),
     _of("return", number),
     _of("namesake", number),
 )

@@ -38,7 +38,7 @@ class Steps:
 
 
 def life(fleet: Fleet) -> int:
-    """One sandbox comes and goes, and the node with it; how often the autoscaler died."""
+    """Let one sandbox come and go, and the node with it; return how often the autoscaler died."""
     deaths = 0
 
     def until(condition: Callable[[], bool]) -> None:
@@ -117,13 +117,13 @@ def test_a_jump_of_the_clock_while_it_is_dead_deletes_nothing(tmp_path: Path, ju
 
 
 def live(fleet: Fleet) -> None:
-    """Gives the process the memory of clocks that a real one has."""
+    """Give the process the memory of clocks that a real one has."""
     anchor = ClockAnchor(Path(fleet.url.removeprefix("sqlite:///")).with_name("clock.json"))
     fleet.reconciler._observer._guard = ClockGuard(fleet.clock, 600.0, lambda _jump: None, anchor)
 
 
 def test_five_hundred_deaths_during_creates_and_deletes(tmp_path: Path) -> None:
-    """At every commit and call in turn, under the audit: one machine an operation, none forgotten."""
+    """Die at every commit and call in turn, under the audit: one machine an operation, none forgotten."""
     chance, deaths, lives = random.Random(4), 0, 0
     while deaths < 500:
         fleet = Audited(tmp_path)

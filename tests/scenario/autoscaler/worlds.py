@@ -106,7 +106,7 @@ class Audited(Fleet):
         self.gateway.heartbeat_seconds = 12.0
 
     def open_journal(self) -> Journal:
-        """Thousands of worlds need thousands of journals; that one in memory is like the other has its own test."""
+        """Return a journal in memory, for thousands of worlds; that it is like the other has its own test."""
         self._held.close()
         self._held.enter_context(lock.held(self._lock))
         return self.memory
@@ -129,13 +129,13 @@ class Audited(Fleet):
         return {**self.providers}
 
     def lose_journal(self) -> None:
-        """Its file is gone; a new process finds an empty one."""
+        """Restart the process over an empty journal."""
         self.memory = WatchedMemory()
         self.audit.forgets_all()
         self.restart()
 
     def second(self) -> None:
-        """Another autoscaler is started beside this one."""
+        """Start another autoscaler beside this one."""
         try:
             with lock.held(self._lock):
                 must(1, False, "two autoscalers act at once")
@@ -151,8 +151,17 @@ class Audited(Fleet):
         self.audit.truth()
 
     def close(self) -> None:
-        """Lets the lock go."""
+        """Release the lock."""
         self._held.close()
+
+
+class InvariantError(AssertionError):
+    """An invariant was broken in a world that is over now; see `Violation`."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(str(violation))
+        self.number = violation.number
+        self.may_be_slow = violation.may_be_slow
 
 
 class World:
@@ -195,7 +204,7 @@ class World:
             self.fleet.gateway.finish(sandbox)
 
     def do_late(self, number: int) -> None:
-        """Work is placed on a node just before it is closed, or while it boots its way back."""
+        """Place work on a node just before it is closed, or while it boots its way back."""
         nodes = [n for n, r in self.fleet.gateway.records.items() if r.state is NodeState.READY]
         if number < len(nodes):
             self.fleet.gateway.late = nodes[number]
@@ -215,7 +224,7 @@ class World:
         self.fleet.audit.step = step
 
     def do_disk(self, commits: int) -> None:
-        """The disk is full for so many commits."""
+        """Fill the disk for so many commits."""
         self.fleet.audit.failing = commits
 
     def do_amnesia(self, _value: object) -> None:
@@ -242,7 +251,7 @@ class World:
         self.fleet.clouds[cloud].lose_answer(method)
 
     def do_delay(self, seconds: int) -> None:
-        """An order of the cloud without unique names comes through late."""
+        """Delay the next create of the cloud without unique names."""
         self.fleet.clouds["north"].delay_order(float(seconds))
 
     def do_odd(self, what: tuple[str, str, int, bool]) -> None:
@@ -254,7 +263,7 @@ class World:
         self.fleet.clouds[cloud].hang_next(method, float(seconds))
 
     def do_down(self, where: tuple[str, int]) -> None:
-        """A cloud cannot be listed so many times."""
+        """Fail so many listings of a cloud."""
         for _ in range(where[1]):
             self.fleet.clouds[where[0]].fail_next("list", ErrorKind.TRANSIENT, Applied.NO)
 
@@ -290,13 +299,13 @@ class World:
 
     # -- machines behind its back -------------------------------------------------------------------------------------
 
-    def do_stray(self, cloud: str) -> None:
-        """An instance of ours that no row knows, as a lost journal leaves it."""
-        operation = f"stray{len(self.fleet.audit.strays):07d}"
+    def do_orphan(self, cloud: str) -> None:
+        """Make an instance of ours that no row knows, as a lost journal leaves it."""
+        operation = f"orphn{len(self.fleet.audit.orphans):07d}"
         self.put(cloud, naming.instance_name(DEPLOYMENT, "cpu", operation), operation, "")
 
     def do_return(self, number: int) -> None:
-        """A machine whose row was closed is there again, with the token that it was given then."""
+        """Bring a machine back whose row was closed, with the token that it was given then."""
         known = {row.operation_id for row in self.fleet.journal.open_intents()}
         gone = [
             (name, machine)
@@ -312,11 +321,11 @@ class World:
             self.put(cloud, machine.instance.name, machine.operation, machine.user_data)
 
     def do_namesake(self, number: int) -> None:
-        """A machine of an older order has the name of a present one, and is a node already unless that one is."""
+        """Make a machine of an older order with the name of a present one; a node already, unless that one is."""
         gateway = self.fleet.gateway
         rows = [row for row in self.fleet.journal.open_intents() if row.provider == "north"]
         if number < len(rows):
-            row, operation = rows[number], f"older{len(self.fleet.audit.strays):07d}"
+            row, operation = rows[number], f"older{len(self.fleet.audit.orphans):07d}"
             request = JoinTokenRequest(instance=row.name, pool=row.pool, operation_id=operation)
             secret = gateway.grant(request, number=-1)
             machine = self.put("north", row.name, operation, f"{row.name} {secret}")
@@ -329,7 +338,7 @@ class World:
         labels = naming.labels(DEPLOYMENT, pool_name, "sandbox", operation)
         want = Create(name, operation, DEPLOYMENT, pool_name, "small", "here", "image", user_data, labels)
         machine = self.fleet.clouds[cloud].make(want)
-        self.fleet.audit.strays.add(machine.instance.id)
+        self.fleet.audit.orphans.add(machine.instance.id)
         self.fleet.audit.rows_over += 1
         return machine
 
@@ -340,7 +349,7 @@ class World:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """Everything works again, and nobody wants anything."""
+        """Let everything work again, and nobody want anything."""
         self.fleet.audit.step, self.fleet.audit.failing = None, 0
         gateway = self.fleet.gateway
         gateway.unreachable = False
@@ -352,7 +361,7 @@ class World:
         self.do_leave(None)
 
     def unrest(self) -> str:
-        """What is left beside one node of the pool that keeps one; empty when nothing is."""
+        """Return what is left beside one node of the pool that keeps one; empty when nothing is."""
         gateway, rows = self.fleet.gateway, self.fleet.journal.open_intents()
         machines: list[Machine] = [*self.fleet.audit.machines()]
         leftovers = [left for cloud in self.fleet.clouds.values() for left in cloud.leftovers]
@@ -366,16 +375,17 @@ class World:
         return "" if is_calm else f"rows {rows}; machines {machines}; nodes {records}; leftovers {leftovers}"
 
     def is_forgotten(self, state: NodeState) -> bool:
-        """Of a lost node without a row nobody knows any more whether its instance is gone."""
+        """Return whether a node is lost, without a row that could know whether its instance is gone."""
         return state is NodeState.LOST and self.fleet.audit.has_forgotten
 
     def rest(self, patience: int) -> None:
-        """Longer than every deadline and back-off, in longer steps; then nothing moves any more."""
+        """Tick in longer steps until all is at rest, and check that nothing moves any more after that."""
         for _ in range(patience):
             if not self.unrest():
                 break
             self.tick(REST_TICK)
-        must(2, not self.unrest(), f"it does not come to rest: {self.unrest()}")
+        else:
+            raise Violation(2, f"it does not come to rest: {self.unrest()}", may_be_slow=True)
         made = [len(cloud.made) for cloud in self.fleet.clouds.values()]
         for _ in range(40):
             self.tick(30.0)
@@ -385,12 +395,12 @@ class World:
 
 @contextmanager
 def played(directory: Path, mutate: Mutation = lambda policy: policy) -> Iterator[World]:
-    """A world from its beginning; a broken invariant ends it as an `AssertionError`."""
+    """Play a world from its beginning; a broken invariant ends it as an `InvariantError`."""
     fleet = Audited(directory, mutate)
     try:
         yield World(fleet)
     except Violation as violation:
-        raise AssertionError(str(violation)) from violation
+        raise InvariantError(violation) from violation
     finally:
         fleet.close()
 
@@ -402,10 +412,10 @@ def play(
     *,
     patience: int = PATIENCE,
 ) -> None:
-    """One whole world, from empty to rest.
+    """Play one whole world, from empty to rest.
 
     Raises:
-        AssertionError: an invariant was broken; the message begins with its number.
+        InvariantError: An invariant was broken.
     """
     with played(directory, mutate) as world:
         for kind, value in happenings:

@@ -1,4 +1,4 @@
-"""Packing against the plainest program that does the same, against the best there is, and inside `plan`."""
+"""Packing against first fit one by one, against the best there is, and inside `plan`."""
 
 import copy
 import itertools
@@ -53,7 +53,7 @@ bins = st.builds(
 
 
 def one_by_one(groups: list[Group], row: list[Bin]) -> list[int]:
-    """First fit, a sandbox at a time: how many of each group are left."""
+    """Pack first fit, a sandbox at a time, and return how many of each group are left."""
     kinds = list(dict.fromkeys((each.free[3] > 0, each.runtimes, each.pool) for each in row))
     kinds.sort(key=lambda kind: kind[0])
     ordered = sorted(row, key=lambda each: kinds.index((each.free[3] > 0, each.runtimes, each.pool)))
@@ -72,7 +72,7 @@ def one_by_one(groups: list[Group], row: list[Bin]) -> list[int]:
 
 @pytest.mark.parametrize("levels", [1, 2, packing.LEVELS])
 @given(waiting=st.lists(waitings, max_size=12), row=st.lists(bins, max_size=8))
-def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[DemandItem], row: list[Bin]) -> None:
+def test_packing_matches_one_by_one_first_fit(levels: int, waiting: list[DemandItem], row: list[Bin]) -> None:
     groups = largest_first(grouped(waiting), largest(each.free for each in row))
     plain, before = copy.deepcopy(row), copy.deepcopy(row)
     with pytest.MonkeyPatch.context() as patch:
@@ -92,12 +92,12 @@ def test_it_packs_as_the_plainest_program_does(levels: int, waiting: list[Demand
 @pytest.mark.parametrize("levels", [1, 3, packing.LEVELS])
 @settings(max_examples=10 * EXAMPLES, deadline=None)
 @given(waiting=st.lists(waitings, max_size=40), row=st.lists(bins, max_size=30))
-def test_it_packs_as_the_plainest_program_does_for_long(levels: int, waiting: list[DemandItem], row: list[Bin]) -> None:
-    test_it_packs_as_the_plainest_program_does.hypothesis.inner_test(levels, waiting, row)  # type: ignore[attr-defined]
+def test_packing_matches_one_by_one_first_fit_for_long(levels: int, waiting: list[DemandItem], row: list[Bin]) -> None:
+    test_packing_matches_one_by_one_first_fit.hypothesis.inner_test(levels, waiting, row)  # type: ignore[attr-defined]
 
 
 def _add_up(groups: list[Group], left: list[Group], before: list[Bin], after: list[Bin]) -> None:
-    """What was taken from the bins is what was put into them: nothing is lost, nothing is overfilled."""
+    """Check that what was taken from the bins is what was put into them."""
     remaining = {id(group.item): group.count for group in left}
     for resource in range(5):
         put = sum(group.need[resource] * (group.count - remaining.get(id(group.item), 0)) for group in groups)
@@ -106,7 +106,7 @@ def _add_up(groups: list[Group], left: list[Group], before: list[Bin], after: li
 
 
 def fewest(sizes: list[int], room: int) -> int:
-    """The fewest bins, by trying every way."""
+    """Return the fewest bins, by trying every way."""
     best = len(sizes)
 
     def place(rest: list[int], free: list[int]) -> None:
@@ -125,8 +125,8 @@ def fewest(sizes: list[int], room: int) -> int:
 
 
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9))
-def test_it_takes_at_most_two_ninths_more_bins_than_the_best_and_one(sizes: list[int]) -> None:
-    """The known bound of first fit with the largest first, on one resource: 11/9 of the best and 6/9."""
+def test_packing_stays_within_the_bound_of_first_fit_decreasing(sizes: list[int]) -> None:
+    """Hold the known bound of first fit decreasing on one resource: 11/9 of the best and 6/9."""
     room = 30
     row = [Bin(f"n{n}", _only(room), RUNSC, GVISOR) for n in range(len(sizes))]
     waiting = [DemandItem(Shape(cpus=0.1, memory_mb=size, slots=1)) for size in sizes]
@@ -204,7 +204,7 @@ def a_world(waiting: list[DemandItem]) -> World:
 
 
 def applied(world: World, boots: list[Boot], ids: "itertools.count[int]") -> World:
-    """The world in which these were ordered and are on their way."""
+    """Return the world in which these were ordered and are on their way."""
     rows = []
     for each in boots:
         operation = f"op{next(ids):06d}"
@@ -231,13 +231,14 @@ def boots_of(world: World, policy: FleetPolicy = POLICY) -> list[Boot]:
 @settings(max_examples=200)
 @given(waiting=st.lists(waitings, max_size=10))
 def test_a_plan_is_the_same_every_time(waiting: list[DemandItem]) -> None:
-    assert plan(a_world(waiting), POLICY, NOW) == plan(a_world(copy.deepcopy(waiting)), POLICY, NOW)
+    first, second = (plan(a_world(each), POLICY, NOW) for each in (waiting, copy.deepcopy(waiting)))
+    assert repr(first) == repr(second), "reasons included"
 
 
 @settings(max_examples=200)
 @given(waiting=st.lists(waitings, max_size=10))
-def test_what_one_pool_has_ordered_is_enough(waiting: list[DemandItem]) -> None:
-    """Once a plan has been carried out, the next one orders nothing."""
+def test_one_plan_orders_enough(waiting: list[DemandItem]) -> None:
+    """Carry a plan out: the next one orders nothing."""
     policy = replace(POLICY, pools=POLICY.pools[:1])
     world = a_world(waiting)
     after = applied(world, boots_of(world, policy), itertools.count())
@@ -247,8 +248,8 @@ def test_what_one_pool_has_ordered_is_enough(waiting: list[DemandItem]) -> None:
 @pytest.mark.parametrize("creates", [2, 100])
 @settings(max_examples=100)
 @given(waiting=st.lists(waitings, min_size=1, max_size=10))
-def test_ordering_ends(creates: int, waiting: list[DemandItem]) -> None:
-    """Several pools, and few or many orders a tick: in the end nothing is ordered, and never more than one a sandbox.
+def test_plans_come_to_an_end(creates: int, waiting: list[DemandItem]) -> None:
+    """Plan on and on, in several pools: in the end nothing is ordered, and never more than one node a sandbox.
 
     One plan is not always enough: what is on its way is packed pool by pool, what is new in the order of its need.
     """
