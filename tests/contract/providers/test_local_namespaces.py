@@ -13,7 +13,7 @@ from providers.local.home import Home, kill_processes_of
 from providers.local.network import Namespace, Network
 from providers.local.provider import LocalProvider
 from providers.testing.contract import Harness, ProviderContract
-from tests.contract.providers.test_local import NODE, LocalHarness
+from tests.contract.providers.harnesses import NODE, LocalHarness
 
 pytestmark = pytest.mark.engine
 SUBNET = "10.215.77.0/28"

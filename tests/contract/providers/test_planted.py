@@ -1,8 +1,9 @@
 """The suite finds what it is there for: each provider here has one fault, and the test that must find it does."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Self
 
 import pytest
@@ -12,7 +13,7 @@ from providers.base import Applied, ErrorKind, Scope
 from providers.testing import contract, fake
 from providers.testing.contract import DEPLOYMENT, ProviderContract
 from providers.testing.fake import FakeCloud, FakeProvider
-from tests.contract.providers.test_fake import OF_LABELS, FakeHarness
+from tests.contract.providers.harnesses import OF_LABELS, FakeHarness
 
 
 class DropsUserData(FakeProvider):
@@ -148,3 +149,60 @@ def test_another_refusal_says_what_was_expected(kind: ErrorKind, applied: Applie
 def test_a_failed_assertion_shows_what_it_compared() -> None:
     with pytest.raises(AssertionError, match="GONE"):
         judged(MisstatesCaps, FakeHarness(OF_LABELS), "test_caps_deleted_vanish")
+
+
+# -- progress and expiry ----------------------------------------------------------------------------------------------
+
+Stamps = Callable[[base.Instance, datetime], base.Instance]
+HOUR = timedelta(hours=1)
+SECOND = timedelta(seconds=1)
+
+
+class StampingProvider(FakeProvider):
+    """Stamps progress and expiry as the test wants."""
+
+    def __init__(self, cloud: FakeCloud, stamp: Stamps) -> None:
+        super().__init__(cloud, DEPLOYMENT)
+        self.stamp = stamp
+
+    def list(self) -> base.Inventory:
+        found = super().list()
+        return replace(found, instances=tuple(self.stamp(each, found.taken_at) for each in found.instances))
+
+    def get(self, ref: base.Ref) -> base.Instance | None:
+        found = super().get(ref)
+        return self.stamp(found, self.cloud.stamp()) if found is not None else None
+
+
+def judge_stamps(stamp: Stamps) -> None:
+    harness = FakeHarness()
+    provider = StampingProvider(harness.cloud, stamp)
+    ProviderContract().test_progress_and_expiry_follow_the_clouds_clock(provider, harness)
+
+
+def test_progress_and_expiry_by_the_clouds_clock_are_accepted() -> None:
+    judge_stamps(lambda each, at: replace(each, progress_at=at, expires_at=each.created_at + HOUR))
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        lambda each, at: replace(each, progress_at=at + HOUR),
+        lambda each, _: replace(each, progress_at=each.created_at - HOUR),
+        lambda each, at: replace(each, progress_at=at.replace(tzinfo=None)),
+        lambda each, _: replace(each, expires_at=each.created_at),
+        lambda each, at: replace(each, expires_at=(at + HOUR).replace(tzinfo=None)),
+        lambda each, _: replace(each, progress_at=each.created_at + SECOND * (each.phase is base.Phase.BOOTING)),
+    ],
+    ids=[
+        "progress in the future",
+        "progress before the order",
+        "naive progress",
+        "expiry at once",
+        "naive expiry",
+        "progress backwards",
+    ],
+)
+def test_progress_or_expiry_off_the_clouds_clock_is_found(stamp: Stamps) -> None:
+    with pytest.raises((AssertionError, TypeError)):
+        judge_stamps(stamp)

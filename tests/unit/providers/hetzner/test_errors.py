@@ -1,6 +1,8 @@
 """Every row of the error table, as the API would answer it."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from providers.hetzner.errors import MEANINGS
 from tests.unit.providers.hetzner.lab import Lab, order
 
 K, A, S = ErrorKind, Applied, Scope
+PAGE = (Path(__file__).resolve().parents[4] / "docs/providers/hetzner.md").read_text()
 LIMITS = {"limits": [{"name": "primary_ip_limit"}, {"name": "server_limit"}]}
 
 # status, code, message; then what a create makes of it
@@ -159,3 +162,14 @@ def test_a_bad_token_is_an_auth_error_without_effect(lab: Lab, mode: str) -> Non
             call()
         assert (caught.value.kind, caught.value.applied, caught.value.scope) == (K.AUTH, A.NO, S.PROVIDER)
     assert [server["name"] for server in lab.cloud.here()] == [made.name]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "applied", "scope"),
+    [(row[0], row[1], *row[3:]) for row in ROWS if row[1] != "something_new"],
+)
+def test_the_documented_errors_are_the_tested_ones(
+    status: int, code: str, kind: ErrorKind, applied: Applied, scope: Scope
+) -> None:
+    row = rf"^\| {status} \| `{code}`[^|]* \| {kind} \| {applied} \| {scope} \|$"
+    assert re.search(row, PAGE, flags=re.MULTILINE)
