@@ -1,7 +1,7 @@
 """The lower bound: right where it can be told by hand, and proved by its own certificate everywhere."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.bound import best_worth
@@ -37,6 +37,7 @@ amount = st.floats(min_value=0.5, max_value=1e6)
 price = st.floats(min_value=0.01, max_value=10)
 
 
+@settings(deadline=None)
 @given(
     offers=st.lists(st.tuples(st.tuples(amount, amount, amount), price), min_size=1, max_size=6),
     bought=st.lists(st.floats(min_value=0, max_value=100), min_size=6, max_size=6),
