@@ -135,8 +135,7 @@ class AuthGate:
         self._table = _AccessTable()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._check(scope)
+        await self._check(scope)
         await self._app(scope, receive, send)
 
     async def _check(self, scope: Scope) -> None:

@@ -1,5 +1,7 @@
 """The layers around the application, all of them pure ASGI: they never buffer a body.
 
+They see HTTP only, because `gateway.http.server` turns websockets and lifespan events off.
+
 From the outside in: `RawPaths` (routing on the path as it was sent), `BodyDrain` (reads the rest of a body before an
 early error), `RequestBoundary` (id, log, last resort for errors), `BodyLimit`, `GracefulStop` (ends waits at shutdown),
 `ConcurrencyLimit`, and then `gateway.http.auth.AuthGate`.
@@ -50,9 +52,6 @@ class RequestBoundary:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         exchange = _Exchange(scope, send)
         try:
             await self._app(scope, receive, exchange.send)
@@ -124,9 +123,6 @@ class BodyDrain:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         body = _UnreadBody(Headers(scope=scope), receive, send)
         await self._app(scope, body.receive, body.send)
 
@@ -172,9 +168,6 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         is_file = scope["method"] == "PUT" and _FILE_PATH.fullmatch(scope["path"]) is not None
         limit = limits.MAX_FILE_BODY if is_file else limits.MAX_JSON_BODY
         declared = Headers(scope=scope).get("content-length", "")
@@ -223,14 +216,12 @@ class GracefulStop:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = asyncio.current_task()
-        if scope["type"] != "http" or call is None:
-            await self._app(scope, receive, send)
-            return
+        assert call is not None  # noqa: S101 - the server gives each request a task of its own
         self._calls.add(call)
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # Each request has a task of its own, and only a stop cancels it.
+            # Only a stop cancels the task of a request.
             call.uncancel()
             raise _shutting_down(scope) from None
         finally:
@@ -265,7 +256,7 @@ class ConcurrencyLimit:
         self._free_creates = creates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _ALWAYS.fullmatch(scope["path"]):
+        if _ALWAYS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return
         creates = int(scope["method"] == "POST" and scope["path"] == "/v1/sandboxes")
@@ -288,7 +279,7 @@ class RawPaths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw = scope.get("raw_path") if scope["type"] == "http" else None
+        raw = scope.get("raw_path")
         if raw and b"%" in raw:
             segments = raw.decode("ascii", "replace").split("/")
             # No id contains a slash, so an encoded one may stay encoded: such an id names nothing.
