@@ -81,14 +81,14 @@ class DockerExecs:
                     exec_id = self.api.client.exec_create(container, argv, **options)["Id"]
                 except APIError as error:
                     if error.status_code in _NOT_THERE:
-                        raise not_running(_sandbox_id(inspected), EngineState.DEAD) from error
+                        raise _no_longer_running(inspected) from error
                     raise
             return exec_id, UpgradedStream(
                 self.api.base_url, f"/v{self.api.version}/exec/{exec_id}/start", {"Detach": False, "Tty": False}
             )
         except StreamRefusedError as error:
             if error.status in _NOT_THERE:
-                raise not_running(_sandbox_id(inspected), EngineState.DEAD) from error
+                raise _no_longer_running(inspected) from error
             raise RuntimeFailure(
                 ErrorCode.START_ERROR,
                 f"{argv[-1]} could not be started: {error.message}",
@@ -155,6 +155,6 @@ class _StreamWatch:
             self._stream.hang_up()
 
 
-def _sandbox_id(inspected: dict[str, Any]) -> str:
-    sandbox_id: str = inspected["Config"]["Labels"][LABEL_ID]
-    return sandbox_id
+def _no_longer_running(inspected: dict[str, Any]) -> RuntimeFailure:
+    sandbox_id = inspected["Config"]["Labels"][LABEL_ID]
+    return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id} stopped running before the exec began")
