@@ -1,4 +1,4 @@
-"""What a plan consists of, and what a look at the world proves.
+"""Actions of a plan, why others are put off, and findings about the world.
 
 Each carries its reason, a sentence for people: no rule reads it, and two that differ in nothing else are equal.
 """
@@ -12,7 +12,7 @@ from autoscaler.core.states import IntentState
 from autoscaler.core.world import DemandItem, Intent, LearnedKey
 from gateway.wire.resources import Shape
 
-# -- what to do -------------------------------------------------------------------------------------------------------
+# -- actions ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Delete an instance that no row knows, or a side resource that nothing uses."""
+    """Delete an instance without a row, or a side resource that nothing uses."""
 
     provider: str
     instance_id: str
@@ -94,7 +94,7 @@ class Forget:
 Action = Boot | Retry | Drain | CancelDrain | Stop | Sweep | Forget
 
 
-# -- what not to do ---------------------------------------------------------------------------------------------------
+# -- refusals and waits -----------------------------------------------------------------------------------------------
 
 
 class RefusalKind(StrEnum):
@@ -175,7 +175,7 @@ class Plan:
     waits: tuple[Wait, ...] = ()
 
 
-# -- what has become clear --------------------------------------------------------------------------------------------
+# -- findings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class BootExtended:
 
 @dataclass(frozen=True)
 class Adopt:
-    """A node of ours works that no row knows: the journal was lost.  This is its row."""
+    """A node of ours works without a row: the journal was lost.  This is its row."""
 
     intent: Intent
     reason: str = field(compare=False)

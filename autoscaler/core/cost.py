@@ -1,4 +1,4 @@
-"""What instances cost.  A started hour counts in full: the strictest way in which clouds charge."""
+"""What instances cost, in euro.  A started hour counts in full: the strictest way in which clouds charge."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What is to go, whatever the demand: the failed, the lost, the drained, and what no row knows."""
+"""Deletes that no demand can stop: failed boots, lost and drained nodes, and orphans."""
 
 from autoscaler.core import backoff, naming
 from autoscaler.core.actions import Forget, Stop, Sweep, Wait, WaitKind
@@ -37,7 +37,7 @@ def _verdict(draft: PlanBuilder, intent: Intent) -> Stop | Wait | None:
         case S.ABANDONED:
             is_listed = world.listed[intent.provider].first(intent.operation_id) is not None
             if not is_listed and (draft.now < intent.next_try_at or not world.clock_settled):
-                why = "it was given up, but its last create may still come through; it counts until then"
+                why = "it was given up, but its last create may still succeed; it counts until that is ruled out"
                 return Wait(intent.name, WaitKind.LATE_CREATE, why)
             return Stop(intent.operation_id, intent.detail, boot_failed=True)
         case S.LOST:
@@ -56,9 +56,9 @@ def _verdict(draft: PlanBuilder, intent: Intent) -> Stop | Wait | None:
 def _late_boot(draft: PlanBuilder, intent: Intent) -> Stop | Wait:
     world = draft.world
     if not world.clock_settled:
-        return Wait(intent.name, WaitKind.CLOCK_JUMP, "its boot took too long, but the clock has just jumped")
+        return Wait(intent.name, WaitKind.CLOCK_JUMP, "its boot is late, but the clock has just jumped")
     if world.nodes is None:
-        why = "its boot took too long, but its node may have registered: the gateway cannot be asked"
+        why = "its boot is late, but its node may have registered: the gateway cannot be asked"
         return Wait(intent.name, WaitKind.NO_GATEWAY, why)
     extended_at = intent.extended_at
     more = ", more time included" if extended_at is not None and extended_at >= (intent.running_at or 0.0) else ""
@@ -83,14 +83,14 @@ def _drained(intent: Intent, node: NodeView) -> Stop | Wait | None:
     if not node.is_empty or node.state is not NodeState.DRAINING:
         return None  # `scale_up` opens it again or closes it once more
     if node.heartbeat_at is None or intent.drain_mark is None or node.heartbeat_at <= intent.drain_mark:
-        why = f"node {node.id} is closed; its next heartbeat shall show that it is empty"
+        why = f"node {node.id} is closed; its next heartbeat has to show that it is empty"
         return Wait(intent.name, WaitKind.UNPROVED_DRAIN, why)
     return Stop(intent.operation_id, f"node {node.id} is drained and empty", drained=True)
 
 
 def _delete_again(draft: PlanBuilder, intent: Intent) -> Stop | Wait:
     if not draft.world.listed[intent.provider].of(intent.operation_id):
-        return Stop(intent.operation_id, "it is not listed any more; the provider shall confirm it")
+        return Stop(intent.operation_id, "it is missing from the listing; the provider has to confirm that")
     if draft.now < max(intent.next_try_at, intent.changed_at + draft.policy.delete_retry_seconds):
         return Wait(intent.name, WaitKind.DELETING, f"it is being deleted: {intent.detail}")
     return Stop(intent.operation_id, "it is still listed, so its delete is sent again")
@@ -105,11 +105,11 @@ def _stuck_drain(draft: PlanBuilder, intent: Intent, pool: PoolPolicy | None) ->
     return Wait(intent.name, WaitKind.STUCK_DRAIN, why)
 
 
-# -- what no row knows ------------------------------------------------------------------------------------------------
+# -- orphans ----------------------------------------------------------------------------------------------------------
 
 
 def sweep_orphans(draft: PlanBuilder) -> None:
-    """Delete instances of ours that no open row knows: old enough, seen twice, and without a node that works."""
+    """Delete instances of ours without an open row: old enough, seen twice, and without a node that works."""
     for provider in sorted(draft.world.listed):
         _sweep_leftovers(draft, provider)
         for instance in draft.world.orphans(provider):
@@ -117,21 +117,21 @@ def sweep_orphans(draft: PlanBuilder) -> None:
                 draft.waits.append(wait)
             elif instance.id in draft.world.orphans_before:
                 age = _age(draft, provider, instance)
-                reason = f"{instance.name} has been there for {age:.0f} s without a row"
+                reason = f"{instance.name} has had no row for {age:.0f} s"
                 draft.actions.append(Sweep(provider, instance.id, reason))
 
 
 def _wait_to_sweep(draft: PlanBuilder, provider: str, instance: Instance) -> Wait | None:
     world, least = draft.world, draft.policy.orphan_seconds
     if instance.name not in world.gone and _has_working_node(world, instance):
-        return Wait(instance.name, WaitKind.ORPHAN_AT_WORK, "no row knows it, but its node works")
+        return Wait(instance.name, WaitKind.ORPHAN_AT_WORK, "it has no row, but its node works")
     if instance.phase is Phase.STOPPING:
-        return Wait(instance.name, WaitKind.DELETING, "no row knows it; it is being deleted")
+        return Wait(instance.name, WaitKind.DELETING, "it has no row; it is being deleted")
     if world.nodes is None or not world.clock_settled or _age(draft, provider, instance) < least:
-        why = f"no row knows it; it is deleted once it is {least:.0f} s old"
+        why = f"it has no row; it is deleted once it is {least:.0f} s old"
         return Wait(instance.name, WaitKind.ORPHAN_YOUNG, why)
     if (held := _held_back(draft, provider, instance.id)) is not None:
-        return Wait(instance.name, WaitKind.BACKOFF, f"no row knows it; {held}")
+        return Wait(instance.name, WaitKind.BACKOFF, f"it has no row; {held}")
     return None
 
 
@@ -154,7 +154,7 @@ def _sweep_leftovers(draft: PlanBuilder, provider: str) -> None:
         if (held := _held_back(draft, provider, leftover)) is not None:
             draft.wait(leftover, WaitKind.BACKOFF, f"no instance uses it; {held}")
         elif leftover in draft.world.leftovers_before and draft.world.clock_settled:
-            draft.actions.append(Sweep(provider, leftover, "no instance has used it for long"))
+            draft.actions.append(Sweep(provider, leftover, "no instance has used it for a long time"))
         else:
             draft.wait(leftover, WaitKind.ORPHAN_YOUNG, "no instance uses it; it is deleted once that has lasted")
 

@@ -1,4 +1,4 @@
-"""Nodes that are out of date, or whose paid time ends.
+"""Drift: the replacement of nodes that are out of date, or whose paid time ends.
 
 Out of date is what was made from another spec than the pool's, with another node bundle than the gateway serves now, or
 of an offer that ends.  One at a time in each pool: a replacement boots beside it, and only when an up-to-date node

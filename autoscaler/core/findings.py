@@ -1,4 +1,4 @@
-"""What has become clear since the rows were written: rows against listings and nodes.
+"""Findings: what listings and nodes prove about rows since these were written.
 
 Nodes that the gateway has forgotten are lost, one by one.  Many at once say that the gateway itself has lost something:
 one that was started over an empty database knows no node, and if it were believed at once, the whole fleet would be
@@ -96,7 +96,7 @@ def changed(intent: Intent, finding: Move | BootStarted | BootExtended, now: flo
 
 def _move(intent: Intent, world: World, now: float, lost: frozenset[str]) -> Move | None:
     if intent.state is S.PLANNED and now > intent.deadline:
-        return Move(intent.operation_id, S.GONE, "its create was never sent, and its time is over")
+        return Move(intent.operation_id, S.GONE, "its create was not sent before its deadline")
     if intent.state is S.CALLING:
         return _after_call(intent, world, now)
     if intent.state not in WITH_INSTANCE:
@@ -110,7 +110,7 @@ def _after_call(intent: Intent, world: World, now: float) -> Move | None:
         # The time to start began with the call, so the deadline stays.
         return Move(intent.operation_id, S.BOOTING, "the provider lists it", instance_id=instance.id)
     if now > intent.deadline and world.clock_settled:
-        return Move(intent.operation_id, S.ABANDONED, "no instance came of it in time; it is not asked for again")
+        return Move(intent.operation_id, S.ABANDONED, "no instance was made in time; its create is not sent again")
     return None
 
 
@@ -241,7 +241,7 @@ def _works(instance: Instance, node: NodeView, operation_id: str) -> bool:
 def _adopt(
     instance: Instance, operation_id: str, node: NodeView, pool: PoolPolicy, view: ProviderView, now: float
 ) -> Adopt:
-    reason = f"node {node.id} works and no row knows its instance"
+    reason = f"node {node.id} works, and its instance has no row"
     prices = {(offer.type, offer.location): offer.price_per_hour for offer in view.offers}
     intent = Intent(
         operation_id=operation_id,

@@ -1,4 +1,4 @@
-"""`plan`: what to do now, and what not, each with its reason.  `fallback`: what instead of a boot that was refused."""
+"""One plan, from start to end; and `fallback`, which stands in for a boot that was refused."""
 
 from autoscaler.core import deletion, drift, purchase, scale_down, scale_up
 from autoscaler.core.actions import Boot, Plan, Retry, Wait, WaitKind
@@ -26,21 +26,21 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
         draft.wait("fleet", WaitKind.NOT_SYNCED, "the process has just started, and not every node has reported yet")
         return draft.finish()
 
-    # What is to go, whatever the demand.
+    # Deletes that no demand can stop.
     deletion.delete_instances(draft)
     deletion.sweep_orphans(draft)
     deletion.forget_nodes(draft)
     if world.nodes is None:
         return draft.finish()
 
-    # What is on its way, and what the demand lacks beyond that.
+    # Room for the demand: what is on its way first, then new boots.
     _repeat_creates(draft)
     outdated = {pool.name: drift.outdated(draft, pool) for pool in policy.pools}
     scale_up.grow(draft, outdated)
     if scale_up.age_of_burst(draft) is not None:
         return draft.finish()
 
-    # What it has too much of.
+    # Nodes that are out of date, and nodes too many.
     for pool in policy.pools:
         if pool.provider in world.listed:
             drift.replace_outdated(draft, pool, outdated[pool.name])
@@ -74,7 +74,7 @@ def _report_blind_spots(draft: PlanBuilder) -> None:
     world = draft.world
     for name, view in sorted(world.providers.items()):
         if view.instances is None and not view.is_resting:
-            why = f"nothing is concluded or changed there: {view.problem}"
+            why = f"it cannot be listed, so nothing is changed there: {view.problem}"
             draft.wait(f"provider {name}", WaitKind.BLIND_PROVIDER, why)
     _report_unconfigured_rows(draft)
     if (warning := amnesia_warning(world, draft.policy)) is not None:
@@ -116,9 +116,9 @@ def _wait_to_create(draft: PlanBuilder, intent: Intent) -> Wait | None:
     if not intent.attempts or draft.world.providers[intent.provider].caps.unique_names:
         return None
     if not draft.world.clock_settled:
-        why = "the clock has just jumped, and its first create may still come through"
+        why = "the clock has just jumped, and its first create may still succeed"
         return Wait(intent.name, WaitKind.CLOCK_JUMP, why)
     if intent.sighting not in draft.world.missing_before:
-        why = "a second listing must show that the first create came to nothing"
+        why = "a second listing has to show that the first create made nothing"
         return Wait(intent.name, WaitKind.SECOND_LISTING, why)
     return None

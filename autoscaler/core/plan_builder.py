@@ -1,4 +1,4 @@
-"""One plan in the making: what the rules of a plan share, and what they have decided so far."""
+"""The builder of one plan: what its rules share, and what they have decided so far."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""One boot more, within every limit: the first offer of a pool that may be bought, or the reason why there is none.
+"""The purchase of one instance within every limit: the first offer of a pool that may be bought, or a refusal.
 
-What a boot must not break: counts, money, back-offs.  Every row that is not gone counts, called or not.
+Limits are counts, money and back-offs.  Every row that is not gone counts, called or not.
 """
 
 from collections.abc import Iterator

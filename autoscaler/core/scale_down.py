@@ -1,4 +1,4 @@
-"""Nodes too many: an idle one beyond the floor is closed, and deleted once it is proved empty."""
+"""Scale down: an idle node beyond the floor is closed, and deleted once a heartbeat proves it empty."""
 
 import math
 from typing import Final

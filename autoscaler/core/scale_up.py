@@ -1,4 +1,4 @@
-"""How many nodes more: demand, warm floors, builders, pressure and the minimum."""
+"""Scale up: boots for demand, warm floors, builders, pressure and the minimum, once the room that is there is used."""
 
 from collections import Counter
 

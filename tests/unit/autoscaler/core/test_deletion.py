@@ -1,4 +1,4 @@
-"""What is to go, whatever the demand: the failed, the lost, the drained, and what no row knows."""
+"""Deletes that no demand can stop: failed boots, lost and drained nodes, and orphans."""
 
 from dataclasses import replace
 from typing import Any

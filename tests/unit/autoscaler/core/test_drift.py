@@ -1,4 +1,4 @@
-"""Nodes that are out of date or whose paid time ends: a stand-in first, one at a time, and nothing is killed."""
+"""Drift and paid time that ends: a stand-in first, one at a time, and nothing is killed."""
 
 from dataclasses import replace
 from typing import Any

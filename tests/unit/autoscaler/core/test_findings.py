@@ -1,4 +1,4 @@
-"""What has become clear: rows against listings and nodes."""
+"""Findings: what listings and nodes prove about rows."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""One plan from start to end: what it says nothing about, what comes first, and what stands in for a refusal."""
+"""One plan from start to end: blind spots, the order of actions, and what stands in for a refusal."""
 
 from dataclasses import replace
 from decimal import Decimal

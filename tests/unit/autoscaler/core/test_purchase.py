@@ -1,4 +1,4 @@
-"""What a boot must not break: counts, money, back-offs; and which offer it takes."""
+"""Which offer a boot takes, and the limits that it keeps: counts, money, back-offs."""
 
 from dataclasses import replace
 from decimal import Decimal

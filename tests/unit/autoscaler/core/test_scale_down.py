@@ -1,4 +1,4 @@
-"""Nodes too many: which idle one is closed, and what speaks against it."""
+"""Scale down: which idle node is closed, and what speaks against it."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""How many nodes more: demand, room that is there or on its way, warm floors, builders, pressure and the minimum."""
+"""Scale up: demand, room that is there or on its way, warm floors, builders, pressure and the minimum."""
 
 from dataclasses import replace
 from typing import Any
