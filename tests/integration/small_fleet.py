@@ -1,4 +1,4 @@
-"""A gateway process and one node agent over the fake runtime: the whole way, as clients go it."""
+"""A gateway process and one node agent over the fake runtime, for tests of the whole path of a call."""
 
 import contextlib
 from collections.abc import Iterator, Mapping

@@ -107,20 +107,20 @@ def test_a_missing_field_is_named(gateway: HttpGateway) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/sandboxes", "/v1/sandboxes/box/exec", f"/v1/exec/{SESSION}/stdin"])
-def test_what_is_no_json_object(gateway: HttpGateway, path: str, content: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(gateway: HttpGateway, path: str, content: bytes) -> None:
     answer = post_json(gateway, path, content)
     assert answer.status_code == 422
     assert body_of(answer).code is ErrorCode.INVALID_REQUEST
     assert gateway.script.calls + gateway.script.orders == []
 
 
-def test_json_without_its_content_type(gateway: HttpGateway) -> None:
+def test_json_needs_its_content_type(gateway: HttpGateway) -> None:
     answer = gateway.call("POST", "/v1/sandboxes", data=json.dumps(SPEC).encode())
     assert answer.status_code == 422
     assert "Content-Type: application/json" in body_of(answer).error
 
 
-def test_errors_repeat_nothing_of_what_was_sent(gateway: HttpGateway) -> None:
+def test_errors_never_repeat_the_input(gateway: HttpGateway) -> None:
     spec = {**SPEC, "memory_mb": "hunter2", "env": {"KEY": ["hunter2"]}}
     answer = gateway.call("POST", "/v1/sandboxes", json=spec)
     assert answer.status_code == 422
@@ -136,7 +136,7 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=JSON_VALUES, key=st.sampled_from(["id", "image", "command", "env", "gpus", "security", "labels", "other"]))
-def test_any_json_gets_an_answer_of_ours(gateway: HttpGateway, key: str, value: Any) -> None:
+def test_any_json_value_gets_a_typed_answer(gateway: HttpGateway, key: str, value: Any) -> None:
     answer = post_json(gateway, "/v1/sandboxes", json.dumps({**SPEC, key: value}).encode())
     assert answer.status_code in {200, 201, 409, 422}
     if answer.status_code >= 400:
@@ -147,7 +147,7 @@ def test_any_json_gets_an_answer_of_ours(gateway: HttpGateway, key: str, value: 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=300))
-def test_any_bytes_get_an_answer_of_ours(gateway: HttpGateway, content: bytes) -> None:
+def test_any_bytes_get_a_typed_answer(gateway: HttpGateway, content: bytes) -> None:
     answer = post_json(gateway, "/v1/sandboxes/box/exec", content)
     assert answer.status_code == 422
     body_of(answer)
@@ -224,19 +224,19 @@ def test_file_queries_are_strict(gateway: HttpGateway, method: str, query: str) 
 
 
 @pytest.mark.parametrize("segment", ["a%2Fb", "a%252Fb", "..%2F..%2Fetc", "%00", "a%0Ab", "%ff", "x" * 65, "-x"])
-def test_no_sandbox_has_such_an_id(gateway: HttpGateway, segment: str) -> None:
+def test_an_impossible_sandbox_id_is_not_found(gateway: HttpGateway, segment: str) -> None:
     answer = gateway.call("GET", f"/v1/sandboxes/{segment}")
     assert body_of(answer).code is ErrorCode.SANDBOX_NOT_FOUND
 
 
-def test_percent_encoding_of_a_segment_does_not_matter(gateway: HttpGateway) -> None:
+def test_percent_encoding_of_a_segment_makes_no_difference(gateway: HttpGateway) -> None:
     assert gateway.call("GET", "/v1/sandboxes/%62%6Fx").json()["sandbox"]["id"] == "box"
 
 
 @pytest.mark.parametrize(
     "session", ["exec-1", "exec-" + "0" * 32, f"exec-{'0' * 32}.0.box", f"exec-{'0' * 32}.1.a%2Fb"]
 )
-def test_no_session_has_such_an_id(gateway: HttpGateway, session: str) -> None:
+def test_an_impossible_session_id_is_not_found(gateway: HttpGateway, session: str) -> None:
     answer = gateway.call("GET", f"/v1/exec/{session}")
     assert body_of(answer).code is ErrorCode.EXEC_NOT_FOUND
 
@@ -262,7 +262,7 @@ def test_a_bug_is_reported_without_details(gateway: HttpGateway, monkeypatch: py
 @pytest.mark.parametrize(
     "head", [b"GARBAGE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /x HTTP/1.1\r\nA: " + b"x" * 70_000 + b"\r\n\r\n"]
 )
-def test_what_is_no_http(gateway: HttpGateway, head: bytes) -> None:
+def test_malformed_http_gets_a_typed_400(gateway: HttpGateway, head: bytes) -> None:
     with socket.create_connection(gateway.address, timeout=10) as raw:
         raw.sendall(head)
         answer = b""
@@ -276,7 +276,7 @@ def test_what_is_no_http(gateway: HttpGateway, head: bytes) -> None:
 # -- request ids ------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_id_is_made_or_taken_over(gateway: HttpGateway) -> None:
+def test_a_request_id_is_generated_or_adopted(gateway: HttpGateway) -> None:
     made = requests.get(f"{gateway.url}/healthz", timeout=10).headers["x-request-id"]
     assert len(made) == 32
     given = {"X-Request-Id": "abc.DEF:1-2_3"}
@@ -306,13 +306,13 @@ def test_the_access_log_is_honest(gateway: HttpGateway) -> None:
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_large_body_gets_its_413_and_not_a_broken_pipe(gateway: HttpGateway) -> None:
+def test_a_large_body_gets_a_413_and_not_a_broken_pipe(gateway: HttpGateway) -> None:
     answer = post_json(gateway, "/v1/sandboxes", bytes(limits.MAX_JSON_BODY + 1))
     assert answer.status_code == 413
     assert body_of(answer).code is ErrorCode.PAYLOAD_TOO_LARGE
 
 
-def test_a_large_body_without_a_length_gets_its_413(gateway: HttpGateway) -> None:
+def test_a_large_body_without_a_length_gets_a_413(gateway: HttpGateway) -> None:
     chunks = (bytes(limits.MIB) for _ in range(18))
     answer = gateway.call("POST", "/v1/sandboxes", data=chunks)
     assert answer.status_code == 413
@@ -329,7 +329,7 @@ def test_an_early_refusal_reads_the_body_first(gateway: HttpGateway, known: bool
             body_of(answer)
 
 
-def test_who_waits_for_continue_gets_the_refusal_at_once(gateway: HttpGateway) -> None:
+def test_a_client_that_waits_for_continue_is_refused_at_once(gateway: HttpGateway) -> None:
     with socket.create_connection(gateway.address, timeout=10) as raw:
         raw.sendall(
             b"PUT /v1/sandboxes/box/files?path=/x HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n"
@@ -338,7 +338,7 @@ def test_who_waits_for_continue_gets_the_refusal_at_once(gateway: HttpGateway) -
         assert raw.recv(65536).startswith(b"HTTP/1.1 401 ")
 
 
-def test_a_head_that_does_not_come_is_not_waited_for(gateway: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_request_head_is_cut_off(gateway: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.server.HEAD_SECONDS", 0.1)
     for head in (b"", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"):
         with socket.create_connection(gateway.address, timeout=10) as raw:
@@ -346,7 +346,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(gateway: HttpGateway, monke
             assert raw.recv(1) == b""
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(gateway: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_body_times_out(gateway: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.middleware.BODY_IDLE", 0.1)
     monkeypatch.setattr("gateway.http.middleware.DRAIN_SECONDS", 0.1)
     for line in ("POST /v1/sandboxes", "PUT /v1/sandboxes/box/files?path=/x"):

@@ -1,4 +1,4 @@
-"""A real gateway process and a real node agent (over the fake runtime): the whole way, as clients go it."""
+"""A gateway process and a node agent over the fake runtime, used as clients use them."""
 
 import base64
 import hashlib
@@ -59,7 +59,7 @@ def box(fleet: SmallFleet) -> str:
     return "box"
 
 
-def test_the_node_is_there(fleet: SmallFleet, box: str) -> None:
+def test_the_node_is_listed(fleet: SmallFleet, box: str) -> None:
     nodes = fleet.operator.nodes()
     assert [node.instance for node in nodes] == ["test"]
     record = fleet.operator.sandbox(box)
@@ -67,7 +67,7 @@ def test_the_node_is_there(fleet: SmallFleet, box: str) -> None:
     assert [sandbox.id for sandbox in fleet.operator.sandboxes()] == [box]
 
 
-def test_sixteen_creates_of_one_id_make_one_sandbox(fleet: SmallFleet) -> None:
+def test_sixteen_creates_with_one_id_make_one_sandbox(fleet: SmallFleet) -> None:
     name = f"s-{uuid4().hex[:8]}"
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: fleet.create(name), range(16)))
@@ -80,7 +80,7 @@ def test_sixteen_creates_of_one_id_make_one_sandbox(fleet: SmallFleet) -> None:
     assert again.status_code == 200
 
 
-def test_exec_as_the_sdk_in_the_field_polls_it(fleet: SmallFleet, box: str) -> None:
+def test_an_exec_polled_as_the_sdk_in_the_field_does(fleet: SmallFleet, box: str) -> None:
     code, stdout, events = poll_exec(fleet, box, ["sh", "-c", "echo one; echo two >&2; exit 3"])
     assert (code, stdout) == (3, "one\n")
     assert events[-1]["stream"] == "exit"
@@ -88,7 +88,7 @@ def test_exec_as_the_sdk_in_the_field_polls_it(fleet: SmallFleet, box: str) -> N
     assert (code, stdout) == (0, "fed through stdin")
 
 
-def test_exec_in_one_round_trip(fleet: SmallFleet, box: str) -> None:
+def test_a_quick_exec_takes_one_round_trip(fleet: SmallFleet, box: str) -> None:
     answer = fleet.call("POST", f"/v1/sandboxes/{box}/exec?wait_seconds=10", json={"command": ["echo", "hi"]})
     body = answer.json()
     assert (answer.status_code, body["session"]["exit_code"]) == (201, 0)
@@ -115,7 +115,7 @@ def test_stream_and_signal(fleet: SmallFleet, box: str) -> None:
     assert b'"exit_code":137' in rest[-1]
 
 
-def test_files_both_ways_by_hash(fleet: SmallFleet, box: str) -> None:
+def test_files_are_byte_exact_in_both_directions(fleet: SmallFleet, box: str) -> None:
     for size in (0, 1, limits.MIB, 40 * limits.MIB + 1):
         content = hashlib.shake_128(str(size).encode()).digest(size)
         params = {"path": f"/workspace/a b/é'\"{size}"}
@@ -128,7 +128,7 @@ def test_files_both_ways_by_hash(fleet: SmallFleet, box: str) -> None:
     assert ErrorBody.model_validate_json(absent.content).code is ErrorCode.FILE_NOT_FOUND
 
 
-def test_large_files_do_not_grow_the_gateway(fleet: SmallFleet, box: str, tmp_path: Path) -> None:
+def test_large_files_stream_in_constant_memory(fleet: SmallFleet, box: str, tmp_path: Path) -> None:
     size = 256 * limits.MIB
     params = {"path": "/workspace/large"}
     with (tmp_path / "zeros").open("w+b") as zeros:
@@ -140,7 +140,7 @@ def test_large_files_do_not_grow_the_gateway(fleet: SmallFleet, box: str, tmp_pa
     assert fleet.gateway.peak_memory() - before < 32 * limits.MIB
 
 
-def test_pause_is_undone_by_an_exec(fleet: SmallFleet, box: str) -> None:
+def test_an_exec_resumes_a_paused_sandbox(fleet: SmallFleet, box: str) -> None:
     assert fleet.call("POST", f"/v1/sandboxes/{box}/pause").json()["sandbox"]["state"] == "paused"
     code, stdout, _ = poll_exec(fleet, box, ["echo", "awake"])
     assert (code, stdout) == (0, "awake\n")
@@ -186,7 +186,7 @@ def test_a_shape_that_never_fits(fleet: SmallFleet) -> None:
     assert ErrorBody.model_validate_json(answer.content).requested_resources or answer.status_code == 503
 
 
-def test_tokens_are_made_and_revoked_over_http(fleet: SmallFleet) -> None:
+def test_tokens_are_created_and_revoked_over_http(fleet: SmallFleet) -> None:
     made = fleet.operator.create_token(TokenRequest(name="short", scope=TokenScope.CLIENT))
     mine = GatewayClient(fleet.gateway.url, made.token)
     assert mine.sandbox("box").id == "box"

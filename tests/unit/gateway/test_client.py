@@ -173,7 +173,7 @@ def test_every_public_method_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", list(CALLS))
-def test_what_is_sent(server: Server, url: str, name: str) -> None:
+def test_each_method_sends_its_request(server: Server, url: str, name: str) -> None:
     call, method, path, answer, _ = CALLS[name]
     server.replies = [json_reply({**answer, "from_the_future": 1})]
     call(GatewayClient(url + "/", " secret\n"))
@@ -234,7 +234,7 @@ def test_a_long_retry_after_is_left_to_the_caller(server: Server, url: str) -> N
     assert len(server.seen) == 1
 
 
-def test_an_refusalcarries_the_whole_body(server: Server, url: str) -> None:
+def test_an_error_carries_the_whole_body(server: Server, url: str) -> None:
     server.replies = [error(ErrorCode.NEVER_FITS, "too large", requested_resources=Shape(cpus=9))]
     with pytest.raises(GatewayError) as refused:
         GatewayClient(url, "t").nodes()
@@ -258,7 +258,9 @@ def test_an_refusalcarries_the_whole_body(server: Server, url: str) -> None:
         (json_reply({"error": "x", "code": "of_the_future"}, 503), True),
     ],
 )
-def test_an_answer_that_is_not_the_gateways(server: Server, url: str, reply: Reply, retryable: bool) -> None:
+def test_an_answer_of_a_proxy_is_an_error_without_a_code(
+    server: Server, url: str, reply: Reply, retryable: bool
+) -> None:
     server.replies = [reply]
     with pytest.raises(GatewayError) as refused:
         GatewayClient(url, "t", attempts=1).nodes()
@@ -268,20 +270,20 @@ def test_an_answer_that_is_not_the_gateways(server: Server, url: str, reply: Rep
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b"\xff", b"<html>"])
-def test_a_success_that_is_not_the_gateways(server: Server, url: str, body: bytes) -> None:
+def test_a_success_outside_the_protocol_is_an_error(server: Server, url: str, body: bytes) -> None:
     server.replies = [Reply(200, body)]
     with pytest.raises(GatewayUnreachableError):
         GatewayClient(url, "t").nodes()
 
 
-def test_an_answer_without_end_is_given_up(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_given_up(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ANSWER", 3 * limits.MIB)
     server.replies = [Reply(200, chunks=(bytes(limits.MIB) for _ in range(1000)))]
     with pytest.raises(GatewayUnreachableError):
         GatewayClient(url, "t", attempts=1).nodes()
 
 
-def test_pages_are_read_on(server: Server, url: str) -> None:
+def test_all_pages_are_read(server: Server, url: str) -> None:
     server.replies = [
         json_reply({"sandboxes": [BOX], "next_cursor": "c/1"}),
         json_reply({"sandboxes": [BOX, BOX]}),
@@ -306,7 +308,7 @@ def test_a_netrc_does_not_replace_the_token(
     assert server.seen[0].headers["authorization"] == "Bearer t"
 
 
-def test_without_a_token_none_is_sent(server: Server, url: str) -> None:
+def test_an_empty_token_is_not_sent(server: Server, url: str) -> None:
     server.replies = [json_reply({"ok": True, "version": "1"})]
     GatewayClient(url, "").health()
     assert "authorization" not in server.seen[0].headers
@@ -317,12 +319,12 @@ def test_a_gateway_that_is_not_ready_says_why(server: Server, url: str) -> None:
     assert GatewayClient(url, "t").readiness().problems == ["the disk is full"]
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection_is_unreachable() -> None:
     with pytest.raises(GatewayUnreachableError):
         GatewayClient("http://127.0.0.1:9", "t", attempts=1).nodes()
 
 
-def test_an_answer_that_does_not_come(server: Server, url: str) -> None:
+def test_a_missing_answer_times_out(server: Server, url: str) -> None:
     hang = threading.Event()
     server.replies = [Reply(hang=hang)]
     try:

@@ -32,7 +32,7 @@ def test_python_and_packages() -> None:
     assert "no_such_module_of_ours" in checks.python_packages(("json", "no_such_module_of_ours")).found
 
 
-def test_a_machine_that_is_only_a_node_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_only_a_node_has_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = checks.python_packages(("no_such_module_of_ours",))
     monkeypatch.setattr(checks, "python_packages", lambda: absent)
     rows = checks.checks()
@@ -41,7 +41,7 @@ def test_a_machine_that_is_only_a_node_is_no_fault(monkeypatch: pytest.MonkeyPat
     assert absent.cure
 
 
-def test_a_stranger_with_our_package_name_is_an_error() -> None:
+def test_another_distribution_with_our_package_name_is_an_error() -> None:
     assert checks.package_names({"gateway": ["sandbox-fleet"]}).verdict is Verdict.OK
     row = checks.package_names({"gateway": ["sandbox-fleet", "other-agent"]})
     assert row.verdict is Verdict.ERROR
