@@ -70,7 +70,7 @@ def cleanup(
     ] = None,
 ) -> None:
     """Remove everything that the node below ROOT has on this machine.  Its agent must have ended."""
-    from node_agent.install.cleanup import recorded_settings, remove_node
+    from node_agent.install.uninstall import recorded_settings, remove_node
     from node_agent.startup import FACTORIES, NodeStartError
 
     settings = recorded_settings(root.absolute())

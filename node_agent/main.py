@@ -30,7 +30,7 @@ from node_agent.files.transfer import Transfers
 from node_agent.host.machine import HostMachine, boot_stages, count_gpus
 from node_agent.http.app import Standing, build_app
 from node_agent.http.context import NodeParts
-from node_agent.install.cleanup import record_engines, remove_traces
+from node_agent.install.uninstall import record_engines, remove_traces
 from node_agent.membership.heartbeat import HeartbeatLoop, ImageListing, NodeReport
 from node_agent.membership.registration import Connect, IdentityFile, NodeRegistration, agent_version
 from node_agent.runtime.base import Death, RuntimeFacts

@@ -26,8 +26,7 @@ from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import LIVE, DeathReason, SandboxState
 from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.runtime.base import Death, EngineState, Found, Order, SandboxRuntime
-from node_agent.sandboxes.model import NodeSandbox
-from node_agent.sandboxes.table import Entry, SandboxTable, done
+from node_agent.sandboxes.table import Entry, NodeSandbox, SandboxTable, done
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.wire.nodes import HeartbeatAnswer
 from gateway.wire.states import DeathReason
-from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
+from node_agent.install.uninstall import record_engines, recorded_settings, remove_node
 from node_agent.startup import FACTORIES
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon

@@ -13,7 +13,7 @@ from gateway.wire.sandboxes import LogChunk, Usage
 from node_agent.errors import bad_field
 from node_agent.http.context import MAX_INTEGER, Generation, NodeParts, Parts, json_body, json_response, shielded
 from node_agent.runtime.base import Order, Stream
-from node_agent.sandboxes.model import NodeSandbox
+from node_agent.sandboxes.table import NodeSandbox
 
 router = APIRouter()
 

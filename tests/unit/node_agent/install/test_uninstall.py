@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from node_agent.cli import app
-from node_agent.install.cleanup import record_engines, recorded_settings, remove_node
+from node_agent.install.uninstall import record_engines, recorded_settings, remove_node
 from node_agent.settings import NodeSettings
 from node_agent.startup import NodeStartError, hold_root
 from tests.fakes.runtime import FakeRuntime

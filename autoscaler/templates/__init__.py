@@ -1,1 +1,0 @@
-"""What new machines are told, as templates; `autoscaler.user_data` fills them in."""
