@@ -1,4 +1,4 @@
-"""The exceptions of the gateway.
+"""The exceptions of the gateway, and below them the refusals of calls about a sandbox, one function for each.
 
     Exception
       · ApiError             a request is refused; crosses the wire as `ErrorBody`
@@ -10,10 +10,13 @@ Within the gateway code decides by `ApiError.code`, never by the sentence. Each 
 refuse.
 """
 
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
+from gateway.core.model import Sandbox
+from gateway.core.placement import NeverFits
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode, FieldError
 from gateway.wire.resources import Shape
+from gateway.wire.states import SandboxState
 
 
 class ErrorDetails(TypedDict, total=False):
@@ -83,3 +86,162 @@ class GatewayStartError(Exception):
 
 class StoreError(GatewayStartError):
     """The database, the lock or the secret cannot be used; the sentence says which, why, and what to do."""
+
+
+RETRY_AFTER: Final = 2.0
+"""Seconds after which a caller of an unfinished create may ask again."""
+RETRY_WHEN_FULL: Final = 10.0
+"""Seconds after which a caller may ask again that was refused because too much stands already."""
+
+
+def _facts(sandbox: Sandbox) -> ErrorDetails:
+    facts = ErrorDetails(sandbox_id=sandbox.id, state=sandbox.state.value)
+    if sandbox.reason is not None:
+        facts["reason"] = sandbox.reason.value
+    return facts
+
+
+# -- creates ----------------------------------------------------------------------------------------------------------
+
+
+def spec_conflict(sandbox: Sandbox) -> ApiError:
+    """Refuse a create whose id is in use with another spec."""
+    return ApiError(
+        ErrorCode.SPEC_CONFLICT,
+        f"sandbox {sandbox.id} exists with another spec; delete it first, or choose another id",
+        sandbox_id=sandbox.id,
+        state=sandbox.state.value,
+    )
+
+
+def never_fits(subject: str, requested: Shape, answer: NeverFits, sandbox_id: str | None = None) -> ApiError:
+    """Refuse a shape that no node and no pool could hold; ``subject`` begins the sentence."""
+    facts = ErrorDetails() if sandbox_id is None else ErrorDetails(sandbox_id=sandbox_id)
+    facts["reasons"], facts["requested_resources"] = list(answer.reasons), requested
+    facts["maximum_resources"] = answer.maximum
+    return ApiError(
+        ErrorCode.NEVER_FITS,
+        f"{subject} fits no node and no pool: {'; '.join(answer.reasons)}; ask for less",
+        **facts,
+    )
+
+
+def queue_full(sandbox: Sandbox, waiting: int) -> ApiError:
+    """Refuse a create that would have to wait, when too many do."""
+    return ApiError(
+        ErrorCode.NO_ROOM,
+        f"sandbox {sandbox.id} was not taken in: {waiting} others wait already; try again later",
+        retry_after=RETRY_WHEN_FULL,
+        sandbox_id=sandbox.id,
+    )
+
+
+def no_room(sandbox: Sandbox, reasons: list[str], retry_after: float = RETRY_AFTER) -> ApiError:
+    """Answer a create whose sandbox waits for room, and goes on waiting while somebody asks."""
+    message = f"no node has room for sandbox {sandbox.id} now; it waits, ask again with the same id and spec"
+    facts = _facts(sandbox)
+    facts["reasons"], facts["pending_resources"] = reasons, sandbox.spec.shape
+    return ApiError(ErrorCode.NO_ROOM, message, retry_after=retry_after, **facts)
+
+
+def in_progress(sandbox: Sandbox) -> ApiError:
+    """Answer a create whose node is still at it."""
+    return ApiError(
+        ErrorCode.CREATE_IN_PROGRESS,
+        f"sandbox {sandbox.id} is still being created on node {sandbox.node_id};"
+        " it goes on, ask again with the same id and spec",
+        retry_after=RETRY_AFTER,
+        **_facts(sandbox),
+    )
+
+
+def still_deleting(sandbox: Sandbox) -> ApiError:
+    """Answer a create while an earlier sandbox of its id is not gone yet."""
+    return ApiError(
+        ErrorCode.CREATE_IN_PROGRESS,
+        f"an earlier sandbox {sandbox.id} is still being deleted on node {sandbox.node_id}; ask again"
+        " later, or use another id",
+        retry_after=RETRY_AFTER,
+        **_facts(sandbox),
+    )
+
+
+def deleted_meanwhile(sandbox: Sandbox) -> ApiError:
+    """Answer a create whose sandbox was deleted while it was being brought up."""
+    return ApiError(
+        ErrorCode.SANDBOX_NOT_RUNNING,
+        f"sandbox {sandbox.id} was deleted ({sandbox.reason}) while it was being brought up",
+        **_facts(sandbox),
+    )
+
+
+def failed(sandbox: Sandbox) -> ApiError:
+    """Answer a create whose sandbox could not be brought up."""
+    code = sandbox.error or ErrorCode.START_ERROR
+    return ApiError(code, sandbox.detail or f"sandbox {sandbox.id} could not be brought up", **_facts(sandbox))
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def no_room_to_restart(sandbox: Sandbox, short: list[str]) -> ApiError:
+    """Refuse a restart for which others took the room on its node; its workspace is nowhere else."""
+    message = f"node {sandbox.node_id} has too little free to restart sandbox {sandbox.id}: {', '.join(short)}"
+    return ApiError(ErrorCode.NO_ROOM, f"{message}; try again later", retry_after=RETRY_AFTER, **_facts(sandbox))
+
+
+def workspace_gone(sandbox: Sandbox) -> ApiError:
+    """Refuse a restart that has nothing to start from."""
+    return ApiError(
+        ErrorCode.SANDBOX_NOT_RUNNING,
+        f"sandbox {sandbox.id} cannot be restarted: its node, and with it its workspace, is gone; delete it",
+        **_facts(sandbox),
+    )
+
+
+# -- every call -------------------------------------------------------------------------------------------------------
+
+
+def not_found(sandbox_id: str, tombstone: Sandbox | None) -> ApiError:
+    """Refuse a call about a sandbox that is not there, or was deleted."""
+    if tombstone is None:
+        return ApiError(ErrorCode.SANDBOX_NOT_FOUND, f"there is no sandbox {sandbox_id}", sandbox_id=sandbox_id)
+    message = f"sandbox {sandbox_id} was deleted ({tombstone.reason}) at {tombstone.updated_at.isoformat()}"
+    return ApiError(ErrorCode.SANDBOX_NOT_FOUND, message, **_facts(tombstone))
+
+
+def not_running(sandbox: Sandbox) -> ApiError:
+    """Refuse a call that needs a running sandbox; retryable while it is on its way there."""
+    why = (
+        f" ({sandbox.reason}: {sandbox.detail})" if sandbox.detail else f" ({sandbox.reason})" if sandbox.reason else ""
+    )
+    message = f"sandbox {sandbox.id} is {sandbox.state}{why}"
+    if sandbox.state in {SandboxState.PENDING, SandboxState.CREATING, SandboxState.RESTORING}:
+        return ApiError(
+            ErrorCode.SANDBOX_NOT_RUNNING,
+            f"{message}; try again when it runs",
+            retryable=True,
+            retry_after=RETRY_AFTER,
+            **_facts(sandbox),
+        )
+    return ApiError(ErrorCode.SANDBOX_NOT_RUNNING, message, **_facts(sandbox))
+
+
+def other_generation(sandbox: Sandbox, generation: int) -> ApiError:
+    """Refuse a call about an exec session of an earlier incarnation."""
+    return ApiError(
+        ErrorCode.EXEC_LOST,
+        f"the session belongs to generation {generation} of sandbox {sandbox.id}, which is now at {sandbox.generation};"
+        " how it ended is not known",
+        **_facts(sandbox),
+    )
+
+
+def node_away(sandbox: Sandbox) -> ApiError:
+    """Refuse a call whose node does not answer, or is gone."""
+    return ApiError(
+        ErrorCode.NODE_UNREACHABLE,
+        f"node {sandbox.node_id} of sandbox {sandbox.id} cannot be reached; try again",
+        retry_after=RETRY_AFTER,
+        **_facts(sandbox),
+    )

@@ -10,10 +10,10 @@ from typing import Final
 
 from sqlmodel import Session
 
+from gateway import errors
 from gateway.core.model import PreparedBatch, PreparedKind
 from gateway.core.placement import NeverFits, Requirements
 from gateway.errors import ApiError
-from gateway.services import errors
 from gateway.services.scheduler import Scheduler, place_one
 from gateway.services.tasks import AsyncClock, NewId
 from gateway.services.to_wire import prepared_builders, prepared_capacity

@@ -16,10 +16,10 @@ from weakref import WeakValueDictionary
 
 from sqlmodel import Session
 
+from gateway import errors
 from gateway.core import transitions
 from gateway.core.model import Node, NodeAddress, Route, Sandbox
 from gateway.errors import ApiError
-from gateway.services import errors
 from gateway.services.controllers import ServiceContext
 from gateway.services.expiry import Activity, Reaper
 from gateway.services.scheduler import AdmissionRequest, Admitted, admit

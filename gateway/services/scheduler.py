@@ -19,6 +19,7 @@ from typing import Final
 
 from sqlmodel import Session
 
+from gateway import errors
 from gateway.core import transitions
 from gateway.core.model import Sandbox
 from gateway.core.placement import (
@@ -31,7 +32,6 @@ from gateway.core.placement import (
     place,
     place_all,
 )
-from gateway.services import errors
 from gateway.services.tasks import AsyncClock
 from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.store import capacity, nodes, sandboxes
