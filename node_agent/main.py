@@ -31,8 +31,15 @@ from node_agent.host.machine import HostMachine, boot_stages, count_gpus
 from node_agent.http.app import Standing, build_app
 from node_agent.http.context import NodeParts
 from node_agent.install.uninstall import record_engines, remove_traces
-from node_agent.membership.heartbeat import HeartbeatLoop, ImageListing, NodeReport
-from node_agent.membership.registration import Connect, IdentityFile, NodeRegistration, agent_version
+from node_agent.membership import (
+    Connect,
+    HeartbeatLoop,
+    IdentityFile,
+    ImageListing,
+    NodeRegistration,
+    NodeReport,
+    agent_version,
+)
 from node_agent.runtime.base import Death, RuntimeFacts
 from node_agent.sandboxes.manager import SandboxManager
 from node_agent.settings import NodeSettings

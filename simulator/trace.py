@@ -219,7 +219,7 @@ _Line = TypeVar("_Line", bound=BaseModel)
 
 def shipped() -> list[str]:
     """Return the names of the traces that come with the package."""
-    there = resources.files("simulator.traces").iterdir()
+    there = (resources.files("simulator") / "traces").iterdir()
     return sorted(entry.name.removesuffix(SUFFIX) for entry in there if entry.name.endswith(SUFFIX))
 
 
@@ -237,7 +237,7 @@ def find(wanted: str, suffix: str = SUFFIX) -> Path:
     if path.is_file():
         return path
     if wanted in shipped():
-        return Path(str(resources.files("simulator.traces") / f"{wanted}{suffix}"))
+        return Path(str(resources.files("simulator") / "traces" / f"{wanted}{suffix}"))
     raise TraceError(f"{wanted}: no such file, and no such trace in the package; it has {', '.join(shipped())}")
 
 

@@ -89,12 +89,17 @@ def modules(root: Path = ROOT) -> list[Module]:
     return found
 
 
-def importers(all_modules: list[Module]) -> dict[str, set[str]]:
-    """Map each module's name to the names of the modules that import it."""
+def importers(all_modules: list[Module], *, at_import: bool = False) -> dict[str, set[str]]:
+    """Map each module's name to the names of the modules that import it.
+
+    Args:
+        all_modules: of the checkout.
+        at_import: leave out imports inside functions, which load a module only when it is needed.
+    """
     names = {module.name for module in all_modules}
     found: dict[str, set[str]] = defaultdict(set)
     for module in all_modules:
-        for node in ast.walk(module.tree):
+        for node in module.tree.body if at_import else ast.walk(module.tree):
             if isinstance(node, ast.Import):
                 wanted = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -108,15 +113,15 @@ def importers(all_modules: list[Module]) -> dict[str, set[str]]:
 
 
 def sections(all_modules: list[Module]) -> list[Module]:
-    """Return the small modules with exactly one importer, which lies in their own package."""
-    who = importers(all_modules)
+    """Return the small modules with exactly one importer, which lies in their own package and always loads them."""
+    who, always = importers(all_modules), importers(all_modules, at_import=True)
     return [
         module
         for module in all_modules
         if module.path.name != "__init__.py"
         and "migrations" not in module.path.parts
         and module.lines < SMALL
-        and len(who[module.name]) == 1
+        and len(who[module.name]) == len(always[module.name]) == 1
         and next(iter(who[module.name])).rpartition(".")[0] == module.package
     ]
 

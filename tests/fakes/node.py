@@ -14,7 +14,7 @@ import requests
 from gateway.client import GatewayClient
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.main import NodeAgent, serve
-from node_agent.membership.registration import Connect
+from node_agent.membership import Connect
 from node_agent.settings import NodeSettings
 from node_agent.startup import Factory, listen, node_url, probe_engines
 from tests.fakes.gateway import CONTROL_TOKEN, Gateway

@@ -10,7 +10,7 @@ import requests
 
 from gateway.client import GatewayClient
 from gateway.wire.nodes import JoinTokenRequest
-from node_agent.membership.registration import Connect
+from node_agent.membership import Connect
 from tests.fakes.node import NodeUnderTest, served
 from tests.gateway_process import GatewayProcess, gateway_process, new_token
 

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def fast_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("node_agent.membership.heartbeat.FIRST_BACKOFF", 0.01)
+    monkeypatch.setattr("node_agent.membership.FIRST_BACKOFF", 0.01)
 
 
 def test_registers_once_and_keeps_its_credential_for_root_only(root: Path) -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator import trace
+from simulator import generate, trace
 from simulator.trace import JobBatch, Spread, Trace, TraceError, earliest_starts
-from simulator.traces import generate
 
 HEAD = '{"trace":"t","seed":1}'
 GOOD = '{"seconds":{"median":1}}'
@@ -22,7 +21,7 @@ def written(directory: Path, *lines: str) -> Path:
 def test_the_shipped_traces_are_those_that_the_program_writes(name: str) -> None:
     made = generate.SHIPPED[name]()
     path = trace.find(name)
-    assert path.read_text() == trace.dump(made), "run: python -m simulator.traces.generate"
+    assert path.read_text() == trace.dump(made), "run: python -m simulator.generate"
     assert trace.load(path) == made
     assert trace.find(name, ".toml").is_file()
 

@@ -1,4 +1,4 @@
-"""Write the traces that come with the package: ``python -m simulator.traces.generate``.
+"""Write the traces that come with the package: ``python -m simulator.generate``.
 
 Everything is drawn from seeds, so that the same program writes the same files.
 """
@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.trace import SUFFIX, JobBatch, Spread, Trace, dump
 
-HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent / "traces"
 MINUTE: Final = 60.0
 HOUR: Final = 3600.0
 DAY_SHARES: Final = (1, 1, 1, 1, 1, 2, 4, 12, 34, 62, 80, 84, 62, 70, 88, 90, 82, 60, 34, 22, 16, 12, 6, 2)

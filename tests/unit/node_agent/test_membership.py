@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from node_agent.membership.registration import Identity, IdentityFile
+from node_agent.membership import Identity, IdentityFile
 
 IDENTITY = Identity(node_id="n", credential="c", control_token="t", gateway_url="http://g", join_token_sha256="")
 

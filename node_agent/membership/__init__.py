@@ -1,1 +1,0 @@
-"""The node's bond with its gateway: identity, registration, heartbeat."""
