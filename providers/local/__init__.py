@@ -1,5 +1,1 @@
 """Node agents as processes on this machine: the embedded provider, and the one that tests boot for real."""
-
-from providers.local.provider import LocalProvider
-
-__all__ = ["LocalProvider"]

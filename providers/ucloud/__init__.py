@@ -1,5 +1,1 @@
 """SDU UCloud: virtual machines that are jobs of a project."""
-
-from providers.ucloud.provider import UCloudProvider
-
-__all__ = ["UCloudProvider"]
