@@ -84,7 +84,7 @@ def make_bundle(
 
     The gateway serves the bundle to whoever holds an unused join token.  A running gateway picks it up by itself.
     """
-    from gateway.bundle_builder import PYTHONS, BundleRequest, build_bundle
+    from gateway.bundle import PYTHONS, BundleRequest, build_bundle
 
     directory = _settings(config, state_dir).bundle_path
     request = BundleRequest(directory, tuple(python or PYTHONS), machine, source)

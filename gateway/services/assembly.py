@@ -7,11 +7,11 @@ from typing import IO, Self
 
 from sqlmodel import Session
 
+from gateway.bundle import BundleService
 from gateway.core.model import Node, Sandbox
 from gateway.core.node_health import HeartbeatLimits
 from gateway.core.transitions import UNSETTLED
 from gateway.errors import ApiError
-from gateway.services.bundle import BundleService
 from gateway.services.capacity import CapacityService, PreparedService
 from gateway.services.controllers import Controllers, NodeOrders, ServiceContext
 from gateway.services.expiry import Activity, Reaper

@@ -26,6 +26,7 @@ def test_every_import_contract_is_kept() -> None:
     [
         ("gateway.wire.nodes", ["fastapi", "starlette", "sqlmodel", "aiohttp", "requests", "typer"]),
         ("gateway.client", ["fastapi", "starlette", "sqlmodel", "aiohttp"]),
+        ("gateway.cli", ["fastapi", "starlette", "uvicorn", "sqlmodel", "sqlalchemy", "alembic", "aiohttp"]),
         ("sandboxes.app", ["fastapi", "starlette", "sqlmodel", "aiohttp", "docker", "apscheduler"]),
         ("providers.base", ["gateway", "pydantic", "requests"]),
         (

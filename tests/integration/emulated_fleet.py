@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import requests
 
+from gateway.bundle import sums_of
 from gateway.client import GatewayClient
-from gateway.services.bundle import sums_of
 from gateway.wire.nodes import BundleFile, BundleManifest
 from gateway.wire.states import SandboxState
 from tests.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes

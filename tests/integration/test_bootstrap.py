@@ -17,8 +17,8 @@ import pytest
 import requests
 
 from autoscaler import user_data
+from gateway.bundle import sums_of
 from gateway.client import GatewayClient
-from gateway.services.bundle import sums_of
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import BundleFile, BundleManifest, JoinTokenRequest, NodeRecord
 from tests.gateway_process import GatewayProcess, gateway_process, new_token, sandboxes

@@ -1,9 +1,12 @@
-"""``sandboxes gateway bundle``: collect what new machines install, so that they need nothing but the gateway.
+"""The bundle: what new machines install, so that they need nothing but the gateway.
 
-The node agent's wheel is built from the checkout that the gateway's installation came from, or downloaded in the same
-version; its dependencies are downloaded as wheels for the Pythons of the nodes.  The scripts come out of the wheel.
+``sandboxes gateway bundle`` makes it (`build_bundle`). The node agent's wheel is built from the checkout that the
+gateway's installation came from, or downloaded in the same version; its dependencies are downloaded as wheels for the
+Pythons of the nodes.  The scripts come out of the wheel.  The gateway serves it with its manifest (`BundleService`).
 """
 
+import asyncio
+import hashlib
 import json
 import shutil
 import subprocess
@@ -18,13 +21,16 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import click
+from pydantic import ValidationError
 
-from gateway.services.bundle import MANIFEST, digest_of, sums_of
+from gateway.errors import ApiError
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import SUMS, BundleFile, BundleManifest
 from gateway.wire.system import DISTRIBUTION
 
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 """Of Debian 12, Ubuntu 24.04 and Debian 13."""
+MANIFEST: Final = "manifest.json"
 SCRIPTS: Final = ("install.sh", "packages.sh", "sandbox-fleet-node.service")
 _INSIDE: Final = "node_agent/install"
 # Debian 12 has glibc 2.36; when pip downloads for another machine, it takes only the tags it is given.
@@ -176,3 +182,73 @@ def _pip(arguments: Sequence[str]) -> None:
     if done.returncode != 0:
         reason = "; ".join(done.stderr.strip().splitlines()[-3:])
         raise click.ClickException(f"pip {arguments[0]} failed: {reason or f'exit code {done.returncode}'}")
+
+
+# -- serving ----------------------------------------------------------------------------------------------------------
+
+
+def sums_of(files: list[BundleFile]) -> str:
+    """Return the text of `SUMS` for these files."""
+    return "".join(f"{item.sha256}  {item.file}\n" for item in files)
+
+
+class BundleService:
+    """Reads the directory anew whenever its manifest changed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._kept: tuple[tuple[int, int], BundleManifest] | None = None
+
+    async def manifest(self) -> BundleManifest:
+        """Return what the bundle holds.
+
+        Raises:
+            ApiError: ``NOT_FOUND``: there is no bundle, or it cannot be read.
+        """
+        return await asyncio.to_thread(self._manifest)
+
+    async def path(self, name: str) -> Path:
+        """Return where a file of the bundle lies.
+
+        Raises:
+            ApiError: ``NOT_FOUND``: the bundle has no such file, or its size is not the manifest's.
+        """
+        return await asyncio.to_thread(self._path, name)
+
+    def _manifest(self) -> BundleManifest:
+        path = self._directory / MANIFEST
+        try:
+            state = path.stat()
+            stamp = (state.st_mtime_ns, state.st_ino)
+            if self._kept is None or self._kept[0] != stamp:
+                self._kept = (stamp, BundleManifest.model_validate_json(path.read_bytes()))
+        except FileNotFoundError:
+            raise _no_bundle(f"there is no bundle in {self._directory}") from None
+        except (OSError, ValidationError) as error:
+            raise _no_bundle(f"{path} cannot be read: {error}") from error
+        return self._kept[1]
+
+    def _path(self, name: str) -> Path:
+        manifest = self._manifest()
+        sums = sums_of(manifest.files)
+        sizes = {item.file: item.size for item in manifest.files} | {SUMS: len(sums)}
+        if name not in sizes:
+            raise ApiError(ErrorCode.NOT_FOUND, f"the bundle has no file {name[:100]!r}; its manifest lists them all")
+        path = self._directory / name
+        try:
+            whole = path.stat().st_size == sizes[name]
+        except OSError:
+            whole = False
+        if not whole:
+            raise _no_bundle(f"{name} in {self._directory} is not what the manifest says")
+        return path
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _no_bundle(why: str) -> ApiError:
+    return ApiError(ErrorCode.NOT_FOUND, f"{why}; make it on the gateway's machine with: sandboxes gateway bundle")

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway.bundle_builder import SCRIPTS, BundleRequest, build_bundle
+from gateway.bundle import SCRIPTS, BundleRequest, BundleService, build_bundle
 from gateway.errors import ApiError
-from gateway.services.bundle import BundleService
 from gateway.wire.errors import ErrorCode
 
 Pip = Callable[[Sequence[str]], None]
