@@ -117,14 +117,6 @@ class Volume:
         """Detach the volume and everything mounted below it.  Idempotent."""
         mounts.unmount_below(self.path)
 
-    def destroy(self) -> None:
-        """Remove the volume with its content.  Idempotent."""
-        self.unmount()
-        self.image.unlink(missing_ok=True)
-        self.image.with_suffix(".partial").unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            self.path.rmdir()
-
     def used_mb(self) -> float:
         """Return the MiB taken by its content."""
         status = os.statvfs(self.path)

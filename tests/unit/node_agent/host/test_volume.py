@@ -98,18 +98,20 @@ def test_mount_held_in_another_namespace_is_joined_not_doubled(volumes: Volumes,
         holder.communicate()
 
 
-def test_destroy_twice(volumes: Volumes, place: Path) -> None:
+def test_removed_tree_takes_its_volume_along(volumes: Volumes, place: Path) -> None:
     volume = volumes.ensure(place / "v", 16)
 
-    volume.destroy()
-    volume.destroy()
+    remove_tree(volume.directory)
+    remove_tree(volume.directory)
 
-    assert list((place / "v").iterdir()) == []
+    assert not volume.directory.exists()
+    assert [file for _, file in mounts.loop_devices() if file == volume.image] == []
 
 
 def test_few_templates_are_kept(volumes: Volumes, place: Path) -> None:
     for size in range(16, 28):
-        volumes.ensure(place / "v", size).destroy()
+        volumes.ensure(place / "v", size)
+        remove_tree(place / "v")
 
     assert len(list((place / "templates").iterdir())) == 8
 
