@@ -18,8 +18,7 @@ from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.oci_bundle import GuestFiles
 from node_agent.runtime.runsc.paths import SandboxPaths
-from node_agent.runtime.runsc.process import PipedProcess, Pipes
-from node_agent.runtime.runsc.process_handles import Awake, CommandHandle, SocketHandle
+from node_agent.runtime.runsc.process import Awake, CommandHandle, PipedProcess, Pipes, SocketHandle
 from node_agent.runtime.runsc.runsc_cli import Runsc
 
 # gVisor's control socket reports an errno as its text only.

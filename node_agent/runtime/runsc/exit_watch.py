@@ -27,7 +27,7 @@ from node_agent.runtime.runsc import pause
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, PendingAnswer
 from node_agent.runtime.runsc.fd_store import FdStore
 from node_agent.runtime.runsc.paths import SandboxPaths
-from node_agent.runtime.runsc.process_handles import exit_of
+from node_agent.runtime.runsc.process import exit_of
 
 log = logging.getLogger(__name__)
 

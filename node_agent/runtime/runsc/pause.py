@@ -14,8 +14,7 @@ from node_agent.runtime.base import EngineState
 from node_agent.runtime.record import RunscRecord, RunscRecords
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.paths import SandboxPaths
-from node_agent.runtime.runsc.process import Pipes
-from node_agent.runtime.runsc.process_handles import SocketHandle
+from node_agent.runtime.runsc.process import Pipes, SocketHandle
 from node_agent.runtime.runsc.runsc_cli import Runsc
 
 _ANSWERS_WITHIN: Final = 2.0  # seconds for a process that ends at once, in a sandbox that is not frozen

@@ -18,8 +18,7 @@ from node_agent.runtime.locks import StartAttempt
 from node_agent.runtime.runsc import create, oci_bundle
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, Launch
 from node_agent.runtime.runsc.paths import RunscPaths, SandboxPaths
-from node_agent.runtime.runsc.process import Pipes
-from node_agent.runtime.runsc.process_handles import SocketHandle
+from node_agent.runtime.runsc.process import Pipes, SocketHandle
 from node_agent.runtime.runsc.runsc_cli import Runsc
 
 _SELF_TEST_TIMEOUT: Final = 10.0

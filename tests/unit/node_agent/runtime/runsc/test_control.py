@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from node_agent.runtime.runsc.control import Control, ControlError, ControlLostError, GuestProcess, Launch
-from node_agent.runtime.runsc.process_handles import family
+from node_agent.runtime.runsc.process import family
 
 LAUNCH = Launch(("a",), ("A=1",), "/", 1, 2, (3,), 4, 5)
 Answer = Callable[[dict[str, Any]], bytes | None]
