@@ -15,7 +15,7 @@ SOURCES: Final = {
     "gateway": "gateway/settings.py",
     "node": "node_agent/settings.py",
     "autoscaler": "autoscaler/settings.py",
-    "local": "providers/local/settings.py",
+    "local": "providers/local/provider.py",
 }
 
 
@@ -35,7 +35,7 @@ def fields(node: ast.ClassDef) -> list[tuple[ast.AnnAssign, str]]:
     """Return each annotated field with the docstring below it."""
     found: list[tuple[ast.AnnAssign, str]] = []
     for statement, below in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign):
+        if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).startswith("ClassVar"):
             explained = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
             text = str(below.value.value) if explained else ""  # type: ignore[union-attr]
             found.append((statement, " ".join(text.split())))
