@@ -10,9 +10,7 @@ from typing import Final
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.exec import outcome
-from node_agent.exec.outcome import ExecOutcome
-from node_agent.exec.session import Session
+from node_agent.exec.session import ExecOutcome, Session
 from node_agent.runtime.base import Death, ExecProcess
 
 log = logging.getLogger(__name__)
@@ -45,7 +43,7 @@ class Runner:
             result = self._result(find_death)
         except Exception as error:
             log.exception("session %s: the agent failed while serving it", self.session.id)
-            result = outcome.lost(f"the node agent failed while serving this session: {error}", None)
+            result = ExecOutcome.lost(f"the node agent failed while serving this session: {error}", None)
         self.end(result)
         done(self)
 
@@ -74,12 +72,12 @@ class Runner:
         except RuntimeFailure as failure:
             wait = 0.0 if failure.code is ErrorCode.START_ERROR else DEATH_WAIT
             death = find_death(session.sandbox_id, session.generation, wait)
-            return outcome.lost(failure.message, death) if death else outcome.refused(failure)
+            return ExecOutcome.lost(failure.message, death) if death else ExecOutcome.refused(failure)
         early = session.begun(process)
         if early is None:
             process.kill()
             process.close()
-            return outcome.lost("ended before its process began", None)
+            return ExecOutcome.lost("ended before its process began", None)
         self._catch_up(process, early)
         if self.stdin is not None:
             threading.Thread(
@@ -105,15 +103,15 @@ class Runner:
             exit_ = process.wait()
         except RuntimeFailure as failure:
             if session.expired and self.timeout is not None:
-                return outcome.timed_out(self.timeout)
-            return outcome.lost(failure.message, find_death(session.sandbox_id, session.generation, DEATH_WAIT))
+                return ExecOutcome.expired(self.timeout)
+            return ExecOutcome.lost(failure.message, find_death(session.sandbox_id, session.generation, DEATH_WAIT))
         if session.expired and self.timeout is not None:
-            return outcome.timed_out(self.timeout)
+            return ExecOutcome.expired(self.timeout)
         if exit_.signal == signal.SIGKILL:
             death = find_death(session.sandbox_id, session.generation, KILL_WAIT)
             if death is not None:
-                return outcome.lost("", death)
-        return outcome.ended(exit_)
+                return ExecOutcome.lost("", death)
+        return ExecOutcome.ended(exit_)
 
 
 # -- input ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One exec session: its state, its history, and the bell that wakes whoever waits for a change.
+"""One exec session: its state, its history, how it ended, and the bell that wakes whoever waits for a change.
 
 Threads change a session; the event loop waits for changes.  The two meet in `Bell` only.
 """
@@ -7,19 +7,83 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
+from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecEvents, ExecSession, Stream
-from gateway.wire.states import EXEC_TRANSITIONS, ExecStatus, next_state
+from gateway.wire.states import EXEC_TRANSITIONS, DeathReason, ExecStatus, next_state
+from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.exec.history import History
-from node_agent.exec.outcome import ExecOutcome
 from node_agent.host.disk import write_atomically
-from node_agent.runtime.base import Chunk, ExecProcess
+from node_agent.runtime.base import Chunk, Death, ExecProcess, Exit
 
 log = logging.getLogger(__name__)
 
+EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_NOT_EXECUTABLE = 126  # as a POSIX shell
+EXIT_NOT_FOUND = 127  # as a POSIX shell
+EXIT_KILLED = 137  # 128 + SIGKILL
+EXIT_UNKNOWN = -1
+
+_KILLERS = frozenset(DeathReason) - {DeathReason.NODE_LOST, DeathReason.START_ERROR, DeathReason.IMAGE_ERROR}
+
 MAX_EARLY_SIGNALS = 64  # kept for a process that has yet to begin
+
+
+@dataclass(frozen=True)
+class ExecOutcome:
+    """The end of a session: its status, its exit code, and the sentence that explains it.
+
+    ``error`` is empty when the process ended by itself.
+    """
+
+    status: ExecStatus
+    exit_code: int
+    signal: int | None = None
+    timed_out: bool = False
+    error: str = ""
+
+    @classmethod
+    def ended(cls, exit_: Exit) -> Self:
+        """Return the outcome of a process that ended by itself or by somebody's signal."""
+        return cls(ExecStatus.EXITED, exit_.code, exit_.signal)
+
+    @classmethod
+    def expired(cls, seconds: float, *, note: str = "") -> Self:
+        """Return the outcome of a process that was killed after ``seconds``, its timeout."""
+        sentence = f"killed: it ran longer than its timeout of {seconds:g} s{note}"
+        return cls(ExecStatus.FAILED, EXIT_TIMEOUT, timed_out=True, error=sentence)
+
+    @classmethod
+    def refused(cls, failure: RuntimeFailure) -> Self:
+        """Return the outcome of a process that could not be started."""
+        code = EXIT_UNKNOWN
+        if failure.code is ErrorCode.START_ERROR:
+            code = EXIT_NOT_FOUND if failure.start_fault is StartFault.NOT_FOUND else EXIT_NOT_EXECUTABLE
+        return cls(ExecStatus.FAILED, code, error=failure.message)
+
+    @classmethod
+    def lost(cls, message: str, death: Death | None) -> Self:
+        """Return the outcome of a process whose end was not seen; the sandbox's death explains it where there is one.
+
+        A sandbox that ends takes its processes along by SIGKILL, so their exit code is 137; without a death nothing is
+        known and the code is -1.
+        """
+        if death is None:
+            return cls(ExecStatus.FAILED, EXIT_UNKNOWN, error=message)
+        sentence = f"the sandbox ended ({death.reason})" + (f": {death.detail}" if death.detail else "")
+        if death.reason in _KILLERS:
+            return cls(ExecStatus.FAILED, EXIT_KILLED, signal=9, error=sentence)
+        return cls(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)
+
+    @classmethod
+    def forgotten(cls) -> Self:
+        """Return the outcome of a session of an earlier life of the agent that had not ended then."""
+        sentence = "the node agent restarted; how the process ended is unknown"
+        return cls(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)
 
 
 class Bell:

@@ -19,10 +19,9 @@ from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
 from gateway.wire.states import ExecStatus
 from node_agent.errors import NodeError, bad_field
-from node_agent.exec import outcome
 from node_agent.exec.history import SESSION_ID, HistoryStore
 from node_agent.exec.runner import FindDeath, Runner, StdinBuffer, StdinRoom
-from node_agent.exec.session import Bell, Session
+from node_agent.exec.session import Bell, ExecOutcome, Session
 from node_agent.runtime.base import Death, ExecCommand, SandboxRuntime
 
 log = logging.getLogger(__name__)
@@ -61,7 +60,7 @@ class Sessions:
         for former, history in self._store.former():
             session = Session(former, history, self._store.meta(former.id), Bell(loop))
             self._sessions[session.id] = session
-            if session.finish(outcome.forgotten()):
+            if session.finish(ExecOutcome.forgotten()):
                 session.save()
             else:
                 history.close()
@@ -175,7 +174,7 @@ class Sessions:
             runner = self._runners.get(session.id)
             if runner is not None:
                 self._running_loop.call_later(
-                    0.0 if deleted else KILL_GRACE, self._give_up, runner, outcome.lost("the sandbox ended", death)
+                    0.0 if deleted else KILL_GRACE, self._give_up, runner, ExecOutcome.lost("the sandbox ended", death)
                 )
             if deleted:
                 self._forget_later(session, DELETED_RETENTION)
@@ -241,7 +240,7 @@ class Sessions:
         if (process := runner.session.process) is not None:
             self._background(process.kill)
         note = f"; it was still there {KILL_GRACE:g} s after its SIGKILL and was given up"
-        self._running_loop.call_later(KILL_GRACE, self._give_up, runner, outcome.timed_out(seconds, note=note))
+        self._running_loop.call_later(KILL_GRACE, self._give_up, runner, ExecOutcome.expired(seconds, note=note))
 
     def _background(self, call: Callable[..., None], *arguments: object) -> None:
         try:
@@ -251,7 +250,7 @@ class Sessions:
             return
         future.add_done_callback(_log_failure)
 
-    def _give_up(self, runner: Runner, result: outcome.ExecOutcome) -> None:
+    def _give_up(self, runner: Runner, result: ExecOutcome) -> None:
         if runner.session.running:
             self._background(runner.end, result)
         self._ended(runner)

@@ -7,7 +7,7 @@ import pytest
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, ExecStatus
 from node_agent.errors import RuntimeFailure, StartFault
-from node_agent.exec import outcome
+from node_agent.exec.session import ExecOutcome
 from node_agent.runtime.base import Death, Exit
 
 
@@ -18,22 +18,22 @@ def death(reason: DeathReason) -> Death:
 @pytest.mark.parametrize(
     ("result", "status", "code", "signal"),
     [
-        (outcome.ended(Exit(3)), ExecStatus.EXITED, 3, None),
-        (outcome.ended(Exit(143, 15)), ExecStatus.EXITED, 143, 15),
-        (outcome.timed_out(2), ExecStatus.FAILED, 124, None),
-        (outcome.lost("gone", None), ExecStatus.FAILED, -1, None),
-        (outcome.lost("gone", death(DeathReason.OOM)), ExecStatus.FAILED, 137, 9),
-        (outcome.lost("gone", death(DeathReason.NODE_LOST)), ExecStatus.FAILED, -1, None),
-        (outcome.forgotten(), ExecStatus.FAILED, -1, None),
+        (ExecOutcome.ended(Exit(3)), ExecStatus.EXITED, 3, None),
+        (ExecOutcome.ended(Exit(143, 15)), ExecStatus.EXITED, 143, 15),
+        (ExecOutcome.expired(2), ExecStatus.FAILED, 124, None),
+        (ExecOutcome.lost("gone", None), ExecStatus.FAILED, -1, None),
+        (ExecOutcome.lost("gone", death(DeathReason.OOM)), ExecStatus.FAILED, 137, 9),
+        (ExecOutcome.lost("gone", death(DeathReason.NODE_LOST)), ExecStatus.FAILED, -1, None),
+        (ExecOutcome.forgotten(), ExecStatus.FAILED, -1, None),
     ],
 )
-def test_how_a_session_ends(result: outcome.ExecOutcome, status: ExecStatus, code: int, signal: int | None) -> None:
+def test_how_a_session_ends(result: ExecOutcome, status: ExecStatus, code: int, signal: int | None) -> None:
     assert (result.status, result.exit_code, result.signal) == (status, code, signal)
     assert bool(result.error) == (status is ExecStatus.FAILED)
 
 
 def test_the_death_of_the_sandbox_explains_a_lost_process() -> None:
-    assert outcome.lost("gone", death(DeathReason.OOM)).error == "the sandbox ended (oom): of something"
+    assert ExecOutcome.lost("gone", death(DeathReason.OOM)).error == "the sandbox ended (oom): of something"
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_the_death_of_the_sandbox_explains_a_lost_process() -> None:
 )
 def test_a_program_that_does_not_start_has_a_shells_exit_code(fault: StartFault | None, code: int) -> None:
     failure = RuntimeFailure(ErrorCode.START_ERROR, "not found in PATH, permission denied", start_fault=fault)
-    assert outcome.refused(failure).exit_code == code
+    assert ExecOutcome.refused(failure).exit_code == code
