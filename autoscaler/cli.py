@@ -156,7 +156,7 @@ class PoolStatus:
         rows = [intent for intent in intents if intent.pool == pool.name]
         return cls(pool, len(rows), cost.rate(rows), spent + cost.cost_of_all(rows, now), market)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Return the settings of the pool and its facts, for JSON."""
         facts = {
             "instances": self.instances,

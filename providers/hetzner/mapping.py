@@ -191,9 +191,9 @@ def order(want: Create, image: str | int, settings: HetznerSettings, *, pinned: 
         "name": want.name,
         "server_type": hcloud.server_types.ServerType(name=want.type),
         "location": hcloud.locations.Location(name=want.location),
-        "image": hcloud.images.Image(**named(image)),
+        "image": hcloud.images.Image(**_named(image)),
         "labels": _labels(want, image, pinned=pinned),
-        "ssh_keys": [SSHKey(**named(key)) for key in settings.ssh_keys],
+        "ssh_keys": [SSHKey(**_named(key)) for key in settings.ssh_keys],
         "networks": [Network(id=network) for network in settings.networks],
         "firewalls": [Firewall(id=firewall) for firewall in settings.firewalls],
         "public_net": ServerCreatePublicNetwork(enable_ipv4=settings.ipv4, enable_ipv6=settings.ipv6),
@@ -214,6 +214,6 @@ def _labels(want: Create, image: str | int, *, pinned: bool) -> dict[str, str]:
     return labels
 
 
-def named(text: str | int) -> dict[str, Any]:
+def _named(text: str | int) -> dict[str, Any]:
     """Return the id or the name that a setting holds, as arguments; digits are an id."""
     return {"id": int(text)} if str(text).isdecimal() else {"name": text}

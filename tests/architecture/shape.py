@@ -157,7 +157,7 @@ def begins_with_a_verb(docstring: str) -> bool:
     """Tell whether a function's docstring begins with a verb in the imperative, as far as a rule can tell."""
     first = docstring.split()[0].rstrip(".,:;").lower()
     third_person = first.endswith("s") and not first.endswith("ss")
-    return first.isalpha() and first not in NOT_VERBS and not third_person
+    return first.replace("-", "").isalpha() and first not in NOT_VERBS and not third_person
 
 
 def is_property(function: Function) -> bool:
@@ -167,12 +167,16 @@ def is_property(function: Function) -> bool:
 
 
 def docstrings(all_modules: list[Module]) -> list[tuple[str, str]]:
-    """Return ``(path:line, docstring)`` of all functions that have one; properties have nouns and do not count."""
+    """Return ``(path:line, docstring)`` of all functions that have one.
+
+    Left out are properties, which have nouns, tests, which tell what holds, and ``__init__``, which lists arguments.
+    """
     found = []
     for module in all_modules:
         for function in module.functions:
             text = ast.get_docstring(function)
-            if text and not is_property(function):
+            named = function.name == "__init__" or function.name.startswith("test_")
+            if text and not named and not is_property(function):
                 found.append((f"{module.path}:{function.lineno}", text))
     return found
 
