@@ -40,7 +40,7 @@ class AsyncClock(Protocol):
     def monotonic(self) -> float:
         """Return seconds that no jump of the wall clock moves, for deadlines."""
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Awaitable[None]:
         """Return when that much monotonic time has passed."""
 
 

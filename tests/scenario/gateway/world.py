@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -62,13 +62,15 @@ class ManualClock:
     def monotonic(self) -> float:
         return self._mono
 
-    async def sleep(self, seconds: float) -> None:
-        if seconds <= 0:
-            return
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        """Begin to sleep at the call, not when a task first runs: the clock may be moved in between."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._mono + seconds, next(self._order), future))
-        self._slept.set()
-        await future
+        if seconds <= 0:
+            future.set_result(None)
+        else:
+            heapq.heappush(self._sleepers, (self._mono + seconds, next(self._order), future))
+            self._slept.set()
+        return future
 
     async def someone_sleeps(self, seconds: float) -> None:
         """Return once somebody has this long to sleep."""
