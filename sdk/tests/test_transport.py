@@ -130,6 +130,22 @@ def test_silence_ends_at_the_deadline(client: SandboxClient, gateway: Gateway) -
     release.set()
 
 
+def test_effect_is_in_doubt_only_for_a_call_that_changes_something(client: SandboxClient, gateway: Gateway) -> None:
+    release = threading.Event()
+    client.timeout_seconds = 0.2
+    doubtful = []
+    for method, path, call in (
+        ("GET", "/healthz", client.health),
+        ("POST", "/sandboxes/a/pause", lambda: client.pause_sandbox("a")),
+    ):
+        gateway.next(method, path, Reply(hang=release))
+        with pytest.raises(DeadlineExceededError) as caught:
+            call()
+        doubtful.append("took effect" in str(caught.value))
+    release.set()
+    assert doubtful == [False, True]
+
+
 @pytest.mark.parametrize("body", [b"[]", b"null", b"<html>", b"\xff"])
 def test_response_that_is_no_json_object_is_an_error(client: SandboxClient, gateway: Gateway, body: bytes) -> None:
     gateway.next("GET", "/healthz", Reply(body=body))

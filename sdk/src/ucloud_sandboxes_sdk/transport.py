@@ -118,6 +118,11 @@ class ApiCall:
     headers: Mapping[str, str] = field(default_factory=dict)
     safe: bool = False
 
+    @property
+    def changes(self) -> bool:
+        """Whether the call changes something in the service."""
+        return self.method != "GET"
+
     @classmethod
     def with_json(cls, method: str, path: str, payload: object, *, safe: bool = False) -> "ApiCall":
         """Make a call with a JSON body.
@@ -186,7 +191,7 @@ class Transport:
         query = {key: value for key, value in call.query.items() if value is not None}
         url = self.base_url + call.path + ("?" + urlencode(query, doseq=True) if query else "")
         timeout = urllib3.Timeout(connect=min(CONNECT_TIMEOUT, left), read=stall or left)
-        with transport_errors(self.name(call), deadline):
+        with transport_errors(self.name(call), deadline, changes=call.changes):
             response = self._connections().urlopen(
                 call.method,
                 url,
@@ -261,7 +266,7 @@ class Transport:
     def _body(self, call: ApiCall, response: Response, deadline: Deadline, limit: int) -> bytes:
         parts: list[bytes] = []
         size = 0
-        with transport_errors(self.name(call), deadline), closing_response(response):
+        with transport_errors(self.name(call), deadline, changes=call.changes), closing_response(response):
             while part := response.read1(FIRST_READ if not parts else BLOCK):
                 parts.append(part)
                 size += len(part)
@@ -328,15 +333,22 @@ def closing_response(response: Response) -> Iterator[Response]:
 
 
 @contextmanager
-def transport_errors(what: str, deadline: Deadline) -> Iterator[None]:
-    """Turn what urllib3 raises into `TransportError`, the most specific case first."""
+def transport_errors(what: str, deadline: Deadline, *, changes: bool = False) -> Iterator[None]:
+    """Turn what urllib3 raises into `TransportError`, the most specific case first.
+
+    Args:
+        what: the call, as the message names it.
+        deadline: of the call.
+        changes: the call changes something, so that without an answer its effect is unknown.
+    """
     try:
         yield
     except (urllib3_errors.NewConnectionError, urllib3_errors.ConnectTimeoutError) as error:
         raise TransportError(f"{what}: cannot connect: {_cause(error)}", sent=False) from error
     except urllib3_errors.ReadTimeoutError as error:
         if deadline.remaining() <= 0:
-            raise DeadlineExceededError(f"{what}: no response in time; whether it took effect is unknown") from error
+            effect = "; whether it took effect is unknown" if changes else ""
+            raise DeadlineExceededError(f"{what}: no response in time{effect}") from error
         raise TransportError(f"{what}: the connection went silent") from error
     except (urllib3_errors.HTTPError, OSError) as error:
         raise TransportError(f"{what}: the connection broke: {_cause(error)}") from error
