@@ -195,10 +195,12 @@ def take_back_capacity(
     """
     with client_errors(), waiting("taking capacity back"):
         answer = connect().client().delete_prepared_capacity(prepare_id)
+        if not answer["deleted"]:
+            raise NotFoundError(f"prepared capacity {prepare_id}: there is none under this id")
     if as_json:
         output.print_json(answer)
     else:
-        typer.echo(f"{prepare_id}  {'taken back' if answer['deleted'] else 'nothing was prepared under that id'}")
+        typer.echo(f"{prepare_id}  taken back")
 
 
 for _command in (ls, rm, pause, resume, restart, nodes):

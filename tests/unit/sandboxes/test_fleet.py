@@ -37,6 +37,16 @@ def test_rm_continues_after_an_unknown_id(cli: Cli, gateway: Gateway, box: str) 
     assert gateway.sandboxes == {}
 
 
+def test_taking_back_unknown_capacity_fails(cli: Cli, gateway: Gateway) -> None:
+    for words in (["nosuch"], ["nosuch", "--json"]):
+        gateway.next("DELETE", "/capacity/prepare/nosuch", Reply(body=b'{"deleted": null}'))
+        code, out, err = cli("capacity", "rm", *words)
+        assert (code, out) == (1, b"")
+        assert "nosuch" in err
+    gateway.next("DELETE", "/capacity/prepare/some", Reply(body=b'{"deleted": {"prepare_id": "some"}}'))
+    assert cli("capacity", "rm", "some")[0] == 0
+
+
 def test_nodes_prints_table_or_json(cli: Cli, gateway: Gateway) -> None:
     total = {"cpus": 2, "memory_mb": 4096, "disk_mb": 10240, "gpus": 0, "slots": 100}
     node = {
