@@ -228,7 +228,8 @@ class AutoscalerSettings(DaemonSettings):
     list_seconds: float = Field(default=10.0, ge=0)
     """Least seconds between two listings of a provider that counts calls; rounded up to whole ticks."""
     heartbeat_seconds: float = Field(default=10.0, ge=0)
-    """After a start nothing is changed for this long, so that every node has a heartbeat; the gateway's interval."""
+    """After a start nothing is changed for this long, so that every node has a heartbeat: at least as long as the
+    gateway's ``heartbeat_interval``."""
     max: int | None = Field(default=None, ge=0)
     """Most instances of all pools together; ``None`` is the sum of theirs."""
     max_hourly: Euro | None = None
