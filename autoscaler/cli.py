@@ -116,7 +116,7 @@ def events(
 def pools(config: Config = None, as_json: AsJson = False) -> None:
     """Show the pools of the settings: their instances, their cost, and the offers that each may buy.
 
-    Needs no gateway.
+    Asks no gateway.  Exits with 1 when a provider cannot be built.
     """
     now = DaemonClock().now()
     with _click_errors():
@@ -131,9 +131,11 @@ def pools(config: Config = None, as_json: AsJson = False) -> None:
     ]
     if as_json:
         _json([each.as_dict() for each in found])
-        return
-    _show(("pool", "provider", "role", "instances", "€/h", "€ this month"), [each.row() for each in found])
-    _show_market(market)
+    else:
+        _show(("pool", "provider", "role", "instances", "€/h", "€ this month"), [each.row() for each in found])
+        _show_market(market)
+    if reasons:
+        raise click.ClickException("; ".join(reasons.values()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,6 +153,16 @@ def test_pools_names_an_offer_that_is_not_sold(tmp_path: Path) -> None:
     assert "pool cpu: local does not sell locl@here; it sells local@here\n" in done.stdout
 
 
+def test_pools_fails_when_a_provider_cannot_be_built(tmp_path: Path) -> None:
+    text = GOOD.replace('provider = "local"', 'provider = "hetzner"')
+    text = text.replace("[[pools]]", '[providers.hetzner]\ntoken_env = "NOT_SET_HERE"\n[[pools]]')
+    assert failure(tmp_path, text, "pools").startswith("provider hetzner: ")
+    done = CliRunner().invoke(app, ["pools", "--json", "--config", str(tmp_path / "as.toml")])
+    assert done.exit_code == 1
+    (row,) = json.loads(done.stdout)
+    assert row["problem"].startswith("provider hetzner: ")
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     """A journal that no process has open, with one row."""
