@@ -302,20 +302,20 @@ class ProviderContract:
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def test_a_unique_name_is_refused_to_another_operation(self, provider: ComputeProvider, harness: Harness) -> None:
-        only_where(provider.caps.unique_names, "names are not unique")
+        only_where(provider.caps.unique_names, "does not apply: names are not unique")
         first = provider.create(want(provider, harness))
         other = want(provider, harness, operation_id="op2")
         refusal(lambda: provider.create(other), ErrorKind.EXISTS)
         assert [instance.id for instance in provider.list().instances] == [first.id]
 
     def test_a_unique_name_is_refused_to_another_deployment(self, provider: ComputeProvider, harness: Harness) -> None:
-        only_where(provider.caps.unique_names, "names are not unique")
+        only_where(provider.caps.unique_names, "does not apply: names are not unique")
         provider.create(want(provider, harness))
         foreign, order = harness.provider("other"), replace(want(provider, harness), deployment="other")
         refusal(lambda: foreign.create(order), ErrorKind.EXISTS)
 
     def test_a_shared_name_serves_each_operation(self, provider: ComputeProvider, harness: Harness) -> None:
-        only_where(not provider.caps.unique_names, "names are unique")
+        only_where(not provider.caps.unique_names, "does not apply: names are unique")
         one, two = (provider.create(want(provider, harness, operation_id=operation)) for operation in ("op1", "op2"))
         foreign = harness.provider("other")
         third = foreign.create(replace(want(provider, harness), deployment="other"))
@@ -323,7 +323,7 @@ class ProviderContract:
         assert {instance.id for instance in provider.list().instances} == {one.id, two.id}
 
     def test_two_of_one_name_are_told_apart_by_id(self, provider: ComputeProvider, harness: Harness) -> None:
-        only_where(not provider.caps.unique_names, "names are unique")
+        only_where(not provider.caps.unique_names, "does not apply: names are unique")
         one, two = (provider.create(want(provider, harness, operation_id=operation)) for operation in ("op1", "op2"))
         provider.delete(Ref(id=one.id, name=one.name))
         harness.settle(lambda: phase(provider, one) is Phase.GONE)
@@ -332,7 +332,7 @@ class ProviderContract:
         assert left.id == two.id
 
     def test_a_delete_by_name_ends_all_that_carry_it(self, provider: ComputeProvider, harness: Harness) -> None:
-        only_where(not provider.caps.unique_names, "names are unique")
+        only_where(not provider.caps.unique_names, "does not apply: names are unique")
         made = [provider.create(want(provider, harness, operation_id=operation)) for operation in ("op1", "op2")]
         provider.delete(Ref(name=made[0].name))
         left = {each.id: phase(provider, each) for each in made}

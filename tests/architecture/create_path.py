@@ -1,8 +1,8 @@
-"""Counts the modules through which a create walks on gateway and node, in real processes (root, real gVisor).
+"""Count the modules that take part in a create on gateway and node, in real processes (root, real gVisor).
 
-``python -m tests.architecture.create_path [CHECKOUT]``: starts ``sandboxes up`` of that checkout with a trace in every
-process, creates some sandboxes over HTTP, and prints the modules whose functions ran in every one of these creates.
-What runs now and then beside them (a heartbeat, a tick) drops out because it does not run in each.
+``python -m tests.architecture.create_path [CHECKOUT]`` starts ``sandboxes up`` of that checkout with a trace in every
+process, creates some sandboxes over HTTP, and prints the modules whose functions ran during every create.  Modules that
+only run now and then (for a heartbeat, a tick) drop out, because they do not run during each create.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ IMAGE: Final = "trace:latest"
 CREATES: Final = 8
 SECONDS: Final = 120.0
 
-# Loaded by every Python of the virtual environment, as a node has an environment of its own.  While the file FLAG
-# is there it notes the files whose functions are called.
+# Loaded by every Python of the virtual environment, because a node has an environment of its own.  While the file FLAG
+# exists, it records the files whose functions are called.
 TRACE: Final = """
 import os, sys, threading, time
 called, on = set(), False
@@ -81,7 +81,7 @@ def image() -> bytes:
 
 @contextlib.contextmanager
 def traced(checkout: Path, flag: Path) -> Iterator[None]:
-    """Have every Python of the checkout's virtual environment load the trace inside the block."""
+    """Make every Python of the checkout's virtual environment load the trace inside the block."""
     packages = next((checkout / ".venv/lib").glob("python3.*/site-packages"))
     hook, code = packages / "create_path_trace.pth", packages / "create_path_trace.py"
     code.write_text(TRACE.replace("FLAG", str(flag)))
@@ -133,7 +133,7 @@ def call(url: str, token: str, method: str, path: str, body: object = None) -> o
 
 
 def walked(checkout: Path) -> dict[str, list[str]]:
-    """Return, for the gateway and the node agent, the modules that every create walked through."""
+    """Return, for the gateway and the node agent, the modules that ran during every create."""
     found: dict[str, list[set[str]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="path-", dir="/var/tmp") as temporary:
         state, flag = Path(temporary) / "state", Path(temporary) / "flag"
@@ -154,20 +154,20 @@ def walked(checkout: Path) -> dict[str, list[str]]:
                 if number >= 2:
                     for trace in flag.parent.glob(f"flag.{name}.*"):
                         for package in ("gateway", "node_agent"):
-                            rooms = rooms_of(trace.read_text().splitlines(), checkout, package)
-                            if rooms:
-                                found[f"{package} {trace.suffix}"].append(rooms)
+                            used = modules_of(trace.read_text().splitlines(), checkout, package)
+                            if used:
+                                found[f"{package} {trace.suffix}"].append(used)
     return most_complete(found)
 
 
-def rooms_of(files: list[str], checkout: Path, package: str) -> set[str]:
+def modules_of(files: list[str], checkout: Path, package: str) -> set[str]:
     """Return those of the files that lie in one of our packages, relative to the checkout."""
     root = f"{checkout.resolve()}/{package}/"
     return {name.removeprefix(f"{checkout.resolve()}/") for name in files if name.startswith(root)}
 
 
 def most_complete(found: dict[str, list[set[str]]]) -> dict[str, list[str]]:
-    """Return for each package the process that walked most, as every process loads a little of the other's client."""
+    """Return each package's modules from the process that ran most of them: each also runs a few of the other's."""
     best: dict[str, list[str]] = {}
     for process, traces in found.items():
         package = process.split()[0]
@@ -178,6 +178,6 @@ def most_complete(found: dict[str, list[set[str]]]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    for package, rooms in walked(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).items():
-        print(f"{package}: {len(rooms)} modules")
-        print("".join(f"    {room}\n" for room in rooms), end="")
+    for package, names in walked(Path(sys.argv[1] if len(sys.argv) > 1 else ".")).items():
+        print(f"{package}: {len(names)} modules")
+        print("".join(f"    {name}\n" for name in names), end="")

@@ -1,6 +1,6 @@
-"""The shape of the house in figures: how many rooms, how large, and how a create walks through them.
+"""Measure the code base: how many modules, how large, how they import one another, and how docstrings begin.
 
-``python -m tests.architecture.shape [CHECKOUT]`` prints one line for each figure; the tests beside it hold the bounds.
+``python -m tests.architecture.shape [CHECKOUT]`` prints one line per figure; `test_shape` enforces the limits.
 """
 
 import ast
@@ -16,11 +16,11 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers", "sdk/src")
 SMALL: Final = 80
-"""Lines under which a module that only one neighbour imports is a section of that neighbour."""
+"""Lines below which a module with a single importer in its package should be merged into that importer."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# The first words with which the docstrings of functions begin where they begin with a noun or a clause.
+# First words of docstrings that begin with a noun or a clause instead of a verb.
 NOT_VERBS: Final = frozenset(
     word
     for line in (
@@ -33,7 +33,7 @@ NOT_VERBS: Final = frozenset(
     )
     for word in line.split()
 )
-# Nouns and adjectives that end or look like verbs; everything else that ends in "s" is taken for "returns", "tells".
+# Imperatives that end in a single or double "s"; any other word that ends in "s" counts as third person ("returns").
 PLURALS_THAT_ARE_VERBS: Final = frozenset(
     {"pass", "process", "address", "discuss", "express", "focus", "miss", "guess"}
 )
@@ -44,8 +44,9 @@ class Module:
     """One source file.
 
     Attributes:
-        path: relative to the checkout.
-        name: as it is imported.
+        path: Path relative to the checkout.
+        name: Dotted name by which it is imported.
+        text: Its source.
     """
 
     path: Path
@@ -54,32 +55,32 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """Syntax tree."""
         return ast.parse(self.text)
 
     @property
     def lines(self) -> int:
-        """Lines, blank ones and comments too."""
+        """Number of lines, including blank ones and comments."""
         return self.text.count("\n")
 
     @property
     def package(self) -> str:
-        """The package that it lies in."""
+        """Package that contains it."""
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
     @property
     def functions(self) -> Iterator[Function]:
-        """All functions and methods."""
+        """All functions and methods, nested ones too."""
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
     @property
     def classes(self) -> Iterator[ast.ClassDef]:
-        """The classes at its top level."""
+        """Classes at the top level."""
         return (node for node in self.tree.body if isinstance(node, ast.ClassDef))
 
 
 def modules(root: Path = ROOT) -> list[Module]:
-    """Return all modules of a checkout, in the order of their paths."""
+    """Return all modules of a checkout, sorted by path within each package."""
     found = []
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
@@ -93,8 +94,8 @@ def importers(all_modules: list[Module], *, at_import: bool = False) -> dict[str
     """Map each module's name to the names of the modules that import it.
 
     Args:
-        all_modules: of the checkout.
-        at_import: leave out imports inside functions, which load a module only when it is needed.
+        all_modules: All modules of the checkout.
+        at_import: Ignore imports inside functions, which load a module only when it is needed.
     """
     names = {module.name for module in all_modules}
     found: dict[str, set[str]] = defaultdict(set)
@@ -113,7 +114,7 @@ def importers(all_modules: list[Module], *, at_import: bool = False) -> dict[str
 
 
 def sections(all_modules: list[Module]) -> list[Module]:
-    """Return the small modules with exactly one importer, which lies in their own package and always loads them."""
+    """Return the small modules whose only importer is in the same package and always loads them."""
     who, always = importers(all_modules), importers(all_modules, at_import=True)
     return [
         module
@@ -127,12 +128,12 @@ def sections(all_modules: list[Module]) -> list[Module]:
 
 
 def files_per_folder(all_modules: list[Module]) -> Counter[Path]:
-    """Count the modules of each folder, without its ``__init__``."""
+    """Count the modules in each folder, without ``__init__``."""
     return Counter(module.path.parent for module in all_modules if module.path.name != "__init__.py")
 
 
 def shared_class_names(all_modules: list[Module]) -> dict[str, list[Path]]:
-    """Map each class name that several modules define to these modules; private names do not count."""
+    """Map each public class name that several modules define to these modules."""
     found: dict[str, list[Path]] = defaultdict(list)
     for module in all_modules:
         for node in module.classes:
@@ -154,14 +155,14 @@ def untyped_results(all_modules: list[Module]) -> list[str]:
 
 
 def begins_with_a_verb(docstring: str) -> bool:
-    """Tell whether a function's docstring begins with a verb in the imperative, as far as a rule can tell."""
+    """Return whether a docstring appears to begin with a verb in the imperative."""
     first = docstring.split()[0].rstrip(".,:;").lower()
     third_person = first.endswith("s") and not first.endswith("ss")
     return first.replace("-", "").isalpha() and first not in NOT_VERBS and not third_person
 
 
 def is_property(function: Function) -> bool:
-    """Tell whether a function is a property, whose docstring may begin with a noun."""
+    """Return whether a function is a property, whose docstring may begin with a noun."""
     names = {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
     return bool(names & {"property", "cached_property", "setter", "abstractproperty"})
 
@@ -169,7 +170,7 @@ def is_property(function: Function) -> bool:
 def docstrings(all_modules: list[Module]) -> list[tuple[str, str]]:
     """Return ``(path:line, docstring)`` of all functions that have one.
 
-    Left out are properties, which have nouns, tests, which tell what holds, and ``__init__``, which lists arguments.
+    Properties (their docstrings begin with nouns), tests (they state what holds) and ``__init__`` are left out.
     """
     found = []
     for module in all_modules:
@@ -185,17 +186,17 @@ def figures(root: Path) -> Iterator[tuple[str, str]]:
     """Yield each figure's name and value."""
     found = modules(root)
     sizes = sorted(module.lines for module in found)
-    filled = [size for size in sizes if size > 1]  # an __init__ with one line is no room
+    filled = [size for size in sizes if size > 1]  # leave out each __init__ that is only a docstring
     folder, files = files_per_folder(found).most_common(1)[0]
     texts = docstrings(found)
     verbs = sum(begins_with_a_verb(text) for _, text in texts)
     yield "modules", str(len(found))
     yield "lines", str(sum(sizes))
     yield (
-        "lines a module: median / p90 / max",
+        "lines per module: median / p90 / max",
         f"{statistics.median(filled):.0f} / {filled[len(filled) * 9 // 10]} / {sizes[-1]}",
     )
-    yield f"modules under {SMALL} lines with one importer, in their own package", str(len(sections(found)))
+    yield f"modules under {SMALL} lines with one importer, in the same package", str(len(sections(found)))
     yield "most modules in a folder", f"{files} ({folder})"
     yield "class names that several modules define", str(len(shared_class_names(found)))
     yield "public functions that return dict[str, Any]", str(len(untyped_results(found)))

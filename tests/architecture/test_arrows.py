@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts in pyproject.toml hold, and the SDK and the wire stay what they claim to be."""
+"""Imports: the contracts in pyproject.toml hold, and light modules load no heavy dependency."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_import_contract_is_kept() -> None:
+def test_every_import_contract_holds() -> None:
     done = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"],
         cwd=ROOT,
@@ -35,7 +35,7 @@ def test_every_import_contract_is_kept() -> None:
         ),
     ],
 )
-def test_importing_it_loads_nothing_heavy(module: str, unwanted: list[str]) -> None:
+def test_import_loads_no_heavy_dependency(module: str, unwanted: list[str]) -> None:
     code = f"import sys, {module}; print(*(set(sys.modules) & set({unwanted!r})))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""The documents are held against the code: whatever a reader can meet is explained."""
+"""The documents agree with the code, and explain every code, state, setting and command."""
 
 import re
 from pathlib import Path
@@ -58,13 +58,15 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_named_file_is_there(path: Path) -> None:
     if path.name == "CHANGELOG.md":
-        return  # it tells of what was
-    rooms = "autoscaler|gateway|node_agent|providers|sandboxes|simulator|sdk|setup|terraform|docs"
-    named = re.findall(rf"`((?:{rooms})/[\w./-]+)`", path.read_text())
+        return  # it describes the past
+    folders = "autoscaler|gateway|node_agent|providers|sandboxes|simulator|sdk|setup|terraform|docs"
+    named = re.findall(rf"`((?:{folders})/[\w./-]+)`", path.read_text())
     assert not sorted({name for name in named if not (ROOT / name).exists()})
 
 
 def test_the_table_of_states_is_the_one_in_the_code() -> None:
     rows = re.findall(r"^\| `(\w+)` \| [^|]*\| (`[^|]*)\|$", page("architecture.md"), flags=re.MULTILINE)
-    told = {state: set(re.findall(r"`(\w+)`", after)) for state, after in rows}
-    assert told == {state.value: {after.value for after in allowed} for state, allowed in SANDBOX_TRANSITIONS.items()}
+    documented = {state: set(re.findall(r"`(\w+)`", after)) for state, after in rows}
+    assert documented == {
+        state.value: {after.value for after in allowed} for state, allowed in SANDBOX_TRANSITIONS.items()
+    }

@@ -1,4 +1,4 @@
-"""A failure is told, whatever is collected meanwhile."""
+"""The report of a failed test is written with garbage collection off."""
 
 import gc
 
@@ -8,14 +8,14 @@ from tests.conftest import pytest_runtest_makereport
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_no_garbage_is_collected_while_a_failure_is_put_into_words(enabled: bool) -> None:
+def test_no_garbage_is_collected_while_a_failure_is_reported(enabled: bool) -> None:
     was_enabled = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        telling = pytest_runtest_makereport()
-        next(telling)
+        report = pytest_runtest_makereport()
+        next(report)
         assert not gc.isenabled()
-        telling.close()
+        report.close()
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()

@@ -1,4 +1,4 @@
-"""What must not stand in any tracked file."""
+"""Text that no tracked file may contain."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each pattern is put together from pieces, so that this file does not hold what it looks for.
+# Each pattern is assembled from pieces, so that this file does not match itself.
 UNFINISHED = "|".join(["TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error"])
 INDEX_HOSTS = "|".join(["py" + r"pi\.org", "python" + "hosted", "deb" + r"\.debian\.org", "registry" + r"\.npmjs"])
 SECRETS = "|".join(["BEGIN [A-Z ]*PRIVATE " + "KEY", "AKIA" + "[0-9A-Z]{16}"])
@@ -23,8 +23,8 @@ def tracked() -> list[Path]:
     ("pattern", "why"),
     [
         (rf"\b({UNFINISHED})\b", "finish it or leave it out"),
-        (INDEX_HOSTS, "the machine's own configuration names its mirrors"),
-        (SECRETS, "a secret in a repository is no secret"),
+        (INDEX_HOSTS, "the machine's own configuration names its package mirrors"),
+        (SECRETS, "secrets do not belong in a repository"),
     ],
     ids=["unfinished", "index-hosts", "secrets"],
 )
