@@ -3,21 +3,25 @@
 import asyncio
 import json
 import logging
+import os
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
 from uuid import uuid4
 
 import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
+from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError, local_token
 from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
+from gateway.wire.errors import ErrorCode
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.tokens import TokenCreated, TokenRecord, TokenRequest, TokenScope
 
@@ -32,12 +36,31 @@ token_app = typer.Typer(no_args_is_help=True)
 app.add_typer(gateway_app, name="gateway", help="Run the gateway, or print its OpenAPI document.")
 app.add_typer(token_app, name="token", help="Create, list and revoke tokens.")
 
+# As in the SDK, for the commands beside these.
+URL_VARIABLE: Final = "UCLOUD_SANDBOX_URL"
+TOKEN_VARIABLE: Final = "UCLOUD_SANDBOX_API_TOKEN"  # noqa: S105 - the variable's name
+UP_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
+"""Where `sandboxes up` leaves its URL and tokens by default."""
+WIDE: Final = 240
+"""Columns of a table that is not printed to a terminal."""
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with the gateway's settings.")]
 StateDir = Annotated[Path | None, typer.Option(help="The gateway's state directory.")]
-Url = Annotated[str | None, typer.Option(help="Ask the gateway at this URL instead of the database on this machine.")]
-TokenFile = Annotated[Path | None, typer.Option(help="File with an operator's token, for --url.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The gateway to ask; default: ${URL_VARIABLE}.  Without one, and with --state-dir or --config, the"
+        " database on this machine is used."
+    ),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help=f"File with an operator's token; default: the one of the local `sandboxes up`, or ${TOKEN_VARIABLE}."
+    ),
+]
 
 
 @gateway_app.command("run")
@@ -78,7 +101,7 @@ def make_bundle(
     python: Annotated[list[str] | None, typer.Option(help="Python of the nodes, e.g. 3.11.  Repeatable.")] = None,
     machine: Annotated[str, typer.Option(help="Architecture of the nodes: x86_64 or aarch64.")] = "x86_64",
     source: Annotated[Path | None, typer.Option(help="Checkout to build from; default: this installation's.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Collect what new machines install: the node agent, its dependencies, and its installer.
 
@@ -99,7 +122,9 @@ def make_bundle(
 @token_app.command("create")
 def create_token(
     name: Annotated[str, typer.Option(help="What the token is for; shown in lists and logs.")],
-    scope: Annotated[TokenScope, typer.Option(help="client works with sandboxes, operator may do everything.")],
+    scope: Annotated[
+        Literal["client", "operator"], typer.Option(help="client works with sandboxes, operator may do everything.")
+    ],
     expires_seconds: Annotated[
         int | None, typer.Option(min=1, help="Seconds until it expires; default: never.")
     ] = None,
@@ -107,19 +132,21 @@ def create_token(
     config: Config = None,
     url: Url = None,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Create a token and print its secret, which is shown only once.
 
-    Without --url it is created in the database on this machine, as the first token must be, before the first start.
+    Without a URL it is created in the database on this machine, as the first token must be, before the first start.
     """
-    request = TokenRequest(name=name, scope=scope, expires_seconds=expires_seconds)
+    request = TokenRequest(name=name, scope=TokenScope(scope), expires_seconds=expires_seconds)
     with _gateway_errors():
+        gateway = _gateway(url, token_file, config, state_dir)
         made: TokenCreated = (
-            _remote(url, token_file).create_token(request)
-            if url
-            else _offline(_settings(config, state_dir), lambda tokens: tokens.make(request))
+            gateway.create_token(request)
+            if gateway
+            else _offline(_settings(config, state_dir), lambda tokens: tokens.make(request), create=True)
         )
-    typer.echo(made.token)
+    typer.echo(made.model_dump_json(indent=2) if as_json else made.token)
 
 
 @token_app.command("ls")
@@ -128,23 +155,25 @@ def list_tokens(
     config: Config = None,
     url: Url = None,
     token_file: TokenFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List tokens, oldest first; never their secrets."""
     with _gateway_errors():
+        gateway = _gateway(url, token_file, config, state_dir)
         records: list[TokenRecord] = (
-            _remote(url, token_file).tokens()
-            if url
-            else _offline(_settings(config, state_dir), lambda tokens: tokens.all()).tokens
+            gateway.tokens() if gateway else _offline(_settings(config, state_dir), lambda tokens: tokens.all()).tokens
         )
     if as_json:
         typer.echo(json.dumps([record.model_dump(mode="json") for record in records], indent=2))
         return
-    table = Table("ID", "NAME", "SCOPE", "CREATED", "EXPIRES", box=None)
+    table = Table(box=None, pad_edge=False)
+    for column in ("ID", "NAME", "SCOPE", "CREATED", "EXPIRES"):
+        table.add_column(column, no_wrap=column == "ID", overflow="fold")
     for record in records:
         expires = "revoked" if record.revoked_at else f"{record.expires_at:%F %R}" if record.expires_at else "never"
-        table.add_row(record.id, record.name, record.scope.value, f"{record.created_at:%F %R}", expires)
-    Console().print(table)
+        # As Text, so that brackets in names are not taken for markup.
+        table.add_row(record.id, Text(record.name), record.scope.value, f"{record.created_at:%F %R}", expires)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(table)
 
 
 @token_app.command("revoke")
@@ -154,15 +183,17 @@ def revoke_token(
     config: Config = None,
     url: Url = None,
     token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a token.  A running gateway applies it within two seconds."""
     with _gateway_errors():
+        gateway = _gateway(url, token_file, config, state_dir)
         record: TokenRecord = (
-            _remote(url, token_file).revoke_token(token_id)
-            if url
+            gateway.revoke_token(token_id)
+            if gateway
             else _offline(_settings(config, state_dir), lambda tokens: tokens.revoke(token_id))
         )
-    typer.echo(f"revoked {record.id} ({record.name})")
+    typer.echo(record.model_dump_json(indent=2) if as_json else f"revoked {record.id} ({record.name})")
 
 
 def _settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
@@ -175,12 +206,20 @@ def _settings(config: Path | None, state_dir: Path | None, **given: object) -> G
         raise click.UsageError(str(error)) from error
 
 
-def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable[T]]") -> T:
-    """Return what ``use`` answers over the tokens in the database itself."""
+def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable[T]]", *, create: bool = False) -> T:
+    """Return what ``use`` answers over the tokens in the database itself.
+
+    Args:
+        settings: name the database.
+        use: the call.
+        create: a missing database is made; otherwise it is refused.
+    """
     from gateway.services.tasks import SystemClock
     from gateway.services.tokens import TokenService
     from gateway.store.db import Database
 
+    if not create:
+        _refuse_missing_database(settings)
     try:
         database = Database.open(settings.url)
     except StoreError as error:
@@ -193,17 +232,61 @@ def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable
         database.close()
 
 
+def _refuse_missing_database(settings: GatewaySettings) -> None:
+    from sqlalchemy import make_url
+
+    url = make_url(settings.url)
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return
+    try:
+        Path(url.database).stat()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise click.ClickException(
+            f"there is no gateway's database in {Path(url.database).parent};"
+            f" name its state directory with --state-dir, or a running gateway with --url or {URL_VARIABLE}"
+        ) from error
+    except OSError:
+        return  # who opens it says why it cannot be
+
+
 async def _awaited(answer: "Awaitable[T]") -> T:
     return await answer
 
 
-def _remote(url: str, token_file: Path | None) -> GatewayClient:
+def _gateway(
+    url: str | None, token_file: Path | None, config: Path | None, state_dir: Path | None
+) -> GatewayClient | None:
+    """Return the gateway to ask; ``None`` where the database on this machine is meant.
+
+    Options win over the environment: with --state-dir or --config its URL is not looked at.
+    """
+    here = config is not None or state_dir is not None
+    if url and here:
+        raise click.UsageError(
+            "--url: not together with --state-dir or --config, which name a database on this machine"
+        )
+    url = url or (None if here else os.environ.get(URL_VARIABLE))
+    if url:
+        return GatewayClient(url, _operator_token(url, token_file))
+    if token_file is not None:
+        raise click.UsageError(f"--token-file: needs the gateway's URL; set {URL_VARIABLE} or give --url")
+    return None
+
+
+def _operator_token(url: str, token_file: Path | None) -> str:
+    """Return the token of the file, or the operator's that `sandboxes up` left, or that of the environment."""
     if token_file is None:
-        raise click.UsageError("--url needs --token-file with an operator's token")
+        token = local_token(UP_STATE_DIR, url, TokenScope.OPERATOR) or os.environ.get(TOKEN_VARIABLE, "").strip()
+        if not token:
+            raise click.UsageError(f"no token for {url}: set {TOKEN_VARIABLE} or give --token-file")
+        return token
     try:
-        return GatewayClient(url, token_file.read_text())
+        token = token_file.read_text().strip()
     except OSError as error:
         raise click.ClickException(f"token file {token_file}: {error.strerror}") from error
+    if not token:
+        raise click.ClickException(f"the token file {token_file} is empty")
+    return token
 
 
 @contextmanager
@@ -212,4 +295,6 @@ def _gateway_errors() -> Iterator[None]:
     try:
         yield
     except (GatewayError, GatewayUnreachableError) as error:
-        raise click.ClickException(str(error)) from error
+        denied = isinstance(error, GatewayError) and error.code in {ErrorCode.FORBIDDEN, ErrorCode.UNAUTHORIZED}
+        hint = "; name a file with an operator's token with --token-file" if denied else ""
+        raise click.ClickException(f"{error}{hint}") from error

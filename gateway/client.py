@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote
 
@@ -308,6 +309,27 @@ class _Bearer(requests.auth.AuthBase):
         if self._value is not None:
             request.headers["Authorization"] = self._value
         return request
+
+
+# -- the service on this machine --------------------------------------------------------------------------------------
+
+
+def local_url(root: Path) -> str | None:
+    """Return the URL of the `sandboxes up` that runs over the state directory ``root``, as far as we may read it."""
+    return _first_line(root / "url")
+
+
+def local_token(root: Path, url: str, scope: str) -> str | None:
+    """Return the token that a `sandboxes up` over ``root`` left for the service at ``url``, and for no other."""
+    return _first_line(root / "tokens" / scope) if local_url(root) == url.rstrip("/") else None
+
+
+def _first_line(path: Path) -> str | None:
+    """Return the one line of a file; ``None`` where it is missing, empty or closed to us."""
+    try:
+        return path.read_text().strip().rstrip("/") or None
+    except (FileNotFoundError, PermissionError, NotADirectoryError):
+        return None
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

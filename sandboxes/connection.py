@@ -12,10 +12,10 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from gateway.client import GatewayClient
+from gateway.client import GatewayClient, local_token, local_url
 from sandboxes import output
 from sandboxes.errors import os_error_text
-from sandboxes.local.state_dir import DEFAULT_STATE_DIR, StateDir
+from sandboxes.local.state_dir import DEFAULT_STATE_DIR
 from ucloud_sandboxes_sdk import SandboxClient
 from ucloud_sandboxes_sdk.client import TOKEN_VARIABLE, URL_VARIABLE
 
@@ -52,30 +52,20 @@ def find(url: str | None, token_file: Path | None, state_dir: Path, *, scope: st
     Raises:
         click.ClickException: nothing names a URL or a token, or the file with the token cannot be read.
     """
-    directory = StateDir(state_dir)
-    local = _first_line(directory.url)
-    url = url or local
+    url = url or local_url(state_dir)
     if not url:
         raise click.ClickException(
             f"which service? set {URL_VARIABLE} or give --url, or start one here with 'sandboxes up'"
         )
     if token_file is not None:
         return ServiceConnection(url, _read_token(token_file))
-    left = _first_line(directory.tokens / scope) if local == url.rstrip("/") else None
+    left = local_token(state_dir, url, scope)
     given = os.environ.get(TOKEN_VARIABLE, "").strip() or None
     # The variable holds a client token as a rule; an operator's own file knows better.
     token = (left or given) if scope == "operator" else (given or left)
     if not token:
         raise click.ClickException(f"no token for {url}: set {TOKEN_VARIABLE} or give --token-file")
     return ServiceConnection(url, token)
-
-
-def _first_line(path: Path) -> str | None:
-    """Return the one line of a file; ``None`` where it is missing, empty or closed to us."""
-    try:
-        return path.read_text().strip().rstrip("/") or None
-    except (FileNotFoundError, PermissionError, NotADirectoryError):
-        return None
 
 
 def _read_token(path: Path) -> str:

@@ -248,7 +248,9 @@ class Stack:
         return (TokenScope.OPERATOR, self.service.operator_token), (TokenScope.CLIENT, self.service.client_token)
 
     def _make_token(self, scope: TokenScope, path: Path) -> None:
-        words = ("token", "create", "--scope", scope.value, "--name", f"up-{scope.value}")
+        # The directory is named so that an exported URL, which an earlier `up` may have printed, does not win.
+        where = ("--state-dir", str(self._directory.gateway))
+        words = ("token", "create", "--scope", scope.value, "--name", f"up-{scope.value}", *where)
         write_private(path, run_command(*words, env=self._environment).strip() + "\n")
 
     def marks(self) -> Marks:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,13 +33,67 @@ def test_tokens_offline(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "none" in err
 
 
-def test_node_credentials_are_not_made_by_hand(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, _, err = run(capsys, "token", "create", "--name", "x", "--scope", "node", "--state-dir", str(tmp_path))
+def test_every_token_command_prints_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    state = ("--json", "--state-dir", str(tmp_path))
+    made = json.loads(run(capsys, "token", "create", "--name", "one", "--scope", "operator", *state)[1])
+    assert made["token"]
+    assert json.loads(run(capsys, "token", "ls", *state)[1]) == [made["record"]]
+    revoked = json.loads(run(capsys, "token", "revoke", made["record"]["id"], *state)[1])
+    assert revoked["id"] == made["record"]["id"]
+    assert revoked["revoked_at"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_ids_are_whole(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    name = "[a name] " + "of many words " * 8
+    state = ("--state-dir", str(tmp_path))
+    made = json.loads(run(capsys, "token", "create", "--name", name, "--scope", "client", "--json", *state)[1])
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    out = run(capsys, "token", "ls", *state)[1]
+    assert made["record"]["id"] in out
+    assert "[a name]" in out
+    assert (len(out.splitlines()) > 2) is terminal
+
+
+def test_node_credentials_are_not_offered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, "token", "create", "--name", "x", "--scope", "node", "--state-dir", str(tmp_path))[0] == 2
+    assert "node" not in run(capsys, "token", "create", "--help")[1]
+
+
+@pytest.mark.parametrize("words", [("ls",), ("revoke", "x")])
+def test_looking_creates_no_database(capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str]) -> None:
+    state = tmp_path / "state"
+    code, _, err = run(capsys, "token", *words, "--state-dir", str(state))
     assert code == 1
-    assert "registration" in err
+    assert str(state) in err
+    assert not state.exists()
 
 
-def test_over_http_a_token_file_is_needed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_options_that_name_two_places_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCLOUD_SANDBOX_URL", raising=False)
+    state = ("--state-dir", str(tmp_path))
+    assert run(capsys, "token", "ls", "--token-file", "/dev/null")[0] == 2
+    assert run(capsys, "token", "ls", "--token-file", "/dev/null", *state)[0] == 2
+    assert run(capsys, "token", "ls", "--url", "http://127.0.0.1:9", *state)[0] == 2
+
+
+def test_a_named_directory_wins_over_the_environment(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCLOUD_SANDBOX_URL", "http://127.0.0.1:9")
+    state = ("--state-dir", str(tmp_path))
+    assert run(capsys, "token", "create", "--name", "one", "--scope", "client", *state)[0] == 0
+
+
+def test_over_http_a_token_is_needed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UCLOUD_SANDBOX_API_TOKEN", raising=False)
     assert run(capsys, "token", "ls", "--url", "http://127.0.0.1:9")[0] == 2
     absent = run(capsys, "token", "ls", "--url", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none"))
     assert absent[0] == 1
