@@ -47,8 +47,17 @@ def load(kind: str, entries: Iterable[EntryPoint] | None = None) -> type[Compute
     try:
         loaded = entry.load()
     except Exception as error:
-        raise PluginError(f"the provider {kind!r} ({entry.value}) cannot be imported: {describe(error)}") from error
+        why = describe(error) + (_cure(entry) if isinstance(error, ModuleNotFoundError) else "")
+        raise PluginError(f"the provider {kind!r} ({entry.value}) cannot be imported: {why}") from error
     return validate(loaded, name=kind)
+
+
+def _cure(entry: EntryPoint) -> str:
+    """Return how to install what a provider needs, if its distribution has an extra of the provider's name."""
+    extras = entry.dist.metadata.get_all("Provides-Extra") if entry.dist else None
+    if entry.dist is None or entry.name not in (extras or ()):
+        return ""
+    return f"; install what it needs with: pip install '{entry.dist.name}[{entry.name}]'"
 
 
 def describe(error: Exception) -> str:

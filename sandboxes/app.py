@@ -45,6 +45,18 @@ ROLE_HELP: Final = {
     "node": "Run the node agent on this machine.",
 }
 
+# Which extra brings a missing package: by the package, where one extra alone has it, or else by the command.
+EXTRA_OF_PACKAGE: Final = {"hcloud": "hetzner", "ucloud_sandboxes_sdk": "cli"}
+EXTRA_OF_COMMAND: Final = {
+    "gateway": "gateway",
+    "token": "gateway",
+    "node": "node",
+    "autoscaler": "autoscaler",
+    "simulate": "simulator",
+}
+OURS: Final = frozenset({"sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers"})
+"""Packages of this distribution: one that lacks a module is broken, and shows where."""
+
 
 def _roles() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINTS) if point.name not in COMMANDS}
@@ -52,14 +64,7 @@ def _roles() -> dict[str, EntryPoint]:
 
 def _load(name: str) -> Any:
     """Import and return the command behind ``name``."""
-    try:
-        app = importlib.import_module(COMMANDS[name][0]).app if name in COMMANDS else _roles()[name].load()
-    except ModuleNotFoundError as error:
-        extra = name if name in ROLE_HELP else "all"
-        raise click.ClickException(
-            f"'sandboxes {name}' needs the Python package {error.name!r}, which is not installed here;"
-            f" install it with: pip install '{DISTRIBUTION}[{extra}]'"
-        ) from error
+    app = importlib.import_module(COMMANDS[name][0]).app if name in COMMANDS else _roles()[name].load()
     group = get_group(app)
     return group.commands.get(name, group)
 
@@ -112,6 +117,13 @@ def run(arguments: list[str] | None = None) -> int:
     """
     try:
         application()(args=arguments, prog_name="sandboxes")
+    except ModuleNotFoundError as error:
+        # Commands import what they need when they run, so this is the one place that sees every missing package.
+        if error.name is None or error.name.partition(".")[0] in OURS:
+            raise
+        words = sys.argv[1:] if arguments is None else arguments
+        print(f"error: {_missing_package(error.name, words)}", file=sys.stderr)  # noqa: T201 - as below
+        return 1
     except click.ClickException as error:
         print(f"error: {error.format_message()}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
         return error.exit_code
@@ -120,3 +132,13 @@ def run(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _missing_package(package: str, words: list[str]) -> str:
+    """Return one sentence about a package that is not installed, with the extra that brings it."""
+    command = next((word for word in words if not word.startswith("-")), "")
+    extra = EXTRA_OF_PACKAGE.get(package.partition(".")[0]) or EXTRA_OF_COMMAND.get(command, "all")
+    return (
+        f"'sandboxes {command}' needs the Python package {package!r}, which is not installed here;"
+        f" install it with: pip install '{DISTRIBUTION}[{extra}]'"
+    )

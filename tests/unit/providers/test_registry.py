@@ -123,6 +123,12 @@ def test_an_import_error_is_reported_with_its_cause() -> None:
         registry.load("fake", [broken])
 
 
+def test_a_missing_package_is_reported_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "providers.hetzner.provider", None)
+    with pytest.raises(PluginError, match=re.escape("pip install 'sandbox-fleet[hetzner]'")):
+        registry.load("hetzner")
+
+
 def test_an_import_error_is_reported_with_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "class Cloud:\n    def list(self): ...\n    def rows(self) -> list[dict]: ...\n"
     (tmp_path / "shadowing_plugin.py").write_text(text)

@@ -1,5 +1,9 @@
 """The table of commands: names, mistakes and exit codes."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import click
 import pytest
 
@@ -50,17 +54,52 @@ def test_mistyped_word_gets_a_suggestion(capsys: pytest.CaptureFixture[str], wor
     assert suggestion in err
 
 
-def test_missing_package_is_named_with_its_cure(
+WITHOUT = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from sandboxes.app import run
+sys.exit(run())
+"""
+"""Runs the command line as if a module were not installed."""
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "extra"),
+    [
+        ("fastapi", ["gateway", "openapi"], "gateway"),
+        ("uvicorn", ["gateway", "run", "--state-dir", "{tmp}"], "gateway"),
+        ("sqlmodel", ["token", "ls", "--state-dir", "{tmp}"], "gateway"),
+        ("fastapi", ["node", "run", "--root", "{tmp}"], "node"),
+        ("apscheduler", ["autoscaler", "pools"], "autoscaler"),
+        ("ucloud_sandboxes_sdk", ["ls"], "cli"),
+    ],
+)
+def test_missing_package_is_named_with_its_extra(tmp_path: Path, module: str, words: list[str], extra: str) -> None:
+    given = [word.format(tmp=tmp_path) for word in words]
+    done = subprocess.run([sys.executable, "-c", WITHOUT, module, *given], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f"'{module}" in line
+    assert line.endswith(f"pip install 'sandbox-fleet[{extra}]'")
+
+
+def test_missing_package_of_a_cloud_is_an_extra_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(name: str) -> None:
-        raise ModuleNotFoundError("no", name="fastapi")
+        raise ModuleNotFoundError("no", name="hcloud.core")
 
     monkeypatch.setattr(app.importlib, "import_module", absent)
-    code, _, err = run(capsys, "gateway")
-    assert code == 1
-    assert "fastapi" in err
-    assert "pip install" in err
+    assert "[hetzner]" in run(capsys, "gateway")[2]
+
+
+def test_missing_module_of_our_own_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ModuleNotFoundError("no", name="gateway.nosuch")
+
+    monkeypatch.setattr(app.importlib, "import_module", absent)
+    with pytest.raises(ModuleNotFoundError):
+        app.run(["gateway"])
 
 
 class CodeError(click.ClickException):
