@@ -127,7 +127,7 @@ class Daemon:
         self._ticked_at = time.monotonic()
         try:
             self._tick(self._stop.is_set)
-        except Exception as error:  # noqa: BLE001 - the next tick looks anew
+        except Exception as error:  # noqa: BLE001 - the next tick tries again
             self._log.report(FAILED, f"{type(error).__name__}: {error}", level=logging.ERROR, trace=True)
         else:
             self._log.resolve(FAILED)
@@ -154,7 +154,7 @@ class Daemon:
     def _watch(self) -> None:
         """Wake the scheduler, which goes by the wall clock, where it sleeps on after a jump backwards.
 
-        systemd is told that all is well as long as ticks go on.
+        systemd gets its watchdog message as long as ticks go on.
         """
         patience = max(STALLED_SECONDS, 3 * self._seconds)
         while not self._stop.wait(min(patience / 3, self._notifier.every)):

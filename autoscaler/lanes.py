@@ -89,7 +89,7 @@ TURN_SECONDS: Final = 10.0
 
 
 class TurnOverError(Exception):
-    """The tick is over; what has not begun is left to the next one, which plans anew."""
+    """The tick is over; what has not begun is left to the next one, which plans again."""
 
 
 class Turn:

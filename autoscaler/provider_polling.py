@@ -29,7 +29,7 @@ class Pace:
     """How long an observer waits for what."""
 
     heartbeat_seconds: float = 0.0
-    """After a start nothing is changed until every node has had this long to be heard of, unless there is none."""
+    """After a start nothing is changed until every node has had this long to send a heartbeat, unless there is none."""
     list_seconds: float = 0.0
     """Between two listings of a provider that counts calls."""
     look_seconds: float = 10.0

@@ -79,7 +79,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "paused": "all its processes are frozen; an exec, input or a file thaws them",
             "checkpointed": "stored on disk; reserved, no call leads there today",
             "restoring": "comes back from a checkpoint; reserved, no call leads there today",
-            "exited": "its first process ended by itself; `restart` starts it anew",
+            "exited": "its first process ended by itself; `restart` starts it again",
             "failed": "it never ran, or something killed it; `reason` and `detail` say what",
             "lost": "its node is gone, or no longer has it; it can only be deleted",
             "deleting": "to be removed; wins over everything in flight",

@@ -193,7 +193,7 @@ def sums_of(files: list[BundleFile]) -> str:
 
 
 class BundleService:
-    """Reads the directory anew whenever its manifest changed."""
+    """Reads the directory again whenever its manifest has changed."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

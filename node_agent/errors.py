@@ -61,7 +61,7 @@ class NodeError(Exception):
 
 
 class StartFault(StrEnum):
-    """Why a program did not start, as a POSIX shell tells it apart: by exit code 127 or 126."""
+    """Why a program did not start, as a POSIX shell distinguishes it: by exit code 127 or 126."""
 
     NOT_FOUND = "not_found"
     NOT_EXECUTABLE = "not_executable"  # also: its user or its working directory is not as it has to be

@@ -1,7 +1,7 @@
 """The node's bond with its gateway: it registers once with a join token, keeps the answer, and heartbeats from then on.
 
 The identity lies in a file that only root reads.  With it a restart needs no token; a gateway that no longer knows it
-makes the node register anew, which takes a new token.
+makes the node register again, which takes a new token.
 
 A heartbeat is the complete truth of the node, sent at every interval and at every change, from a thread of its own.
 Sandboxes never depend on it: whatever the gateway says or fails to say, what runs goes on.
@@ -110,7 +110,7 @@ class NodeRegistration:
         join_token_file: holds a token that registers once; ``None`` where the identity is enough.
         file: keeps the identity over restarts.
         connect: makes a client of the gateway.
-        introduction: returns what the node says of itself, asked anew at each registration.
+        introduction: returns what the node says of itself, asked again at each registration.
     """
 
     def __init__(

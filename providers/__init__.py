@@ -1,1 +1,1 @@
-"""Cloud plugins: each room here is one cloud behind the port in `providers.base`."""
+"""Cloud plugins: each subpackage is one cloud behind the interface in `providers.base`."""

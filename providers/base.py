@@ -44,7 +44,7 @@ class ErrorKind(StrEnum):
     QUOTA = "quota"  # a limit of the account: no creates anywhere in its scope for a while
     RATE_LIMIT = "rate_limit"  # too many calls: stop optional ones until `retry_after`
     AUTH = "auth"  # the credential is bad: freeze mutations; never read as "no instances"
-    CONFIG = "config"  # the request is wrong and stays wrong: halt the pool, tell a person
+    CONFIG = "config"  # the request is wrong and stays wrong: halt the pool and alert a person
     DEPRECATED = "deprecated"  # the offer is gone for good
     EXISTS = "exists"  # the name is taken by something that is not this operation's
     NOT_FOUND = "not_found"

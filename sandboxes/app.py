@@ -32,7 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "rm": ("sandboxes.fleet", "Delete sandboxes."),
     "pause": ("sandboxes.fleet", "Freeze all processes of sandboxes."),
     "resume": ("sandboxes.fleet", "Thaw paused sandboxes."),
-    "restart": ("sandboxes.fleet", "Start sandboxes anew, with their workspace."),
+    "restart": ("sandboxes.fleet", "Start sandboxes again, with their workspace."),
     "nodes": ("sandboxes.fleet", "List the nodes of the fleet."),
     "capacity": ("sandboxes.fleet", "Ask for capacity before it is needed."),
     "token": ("gateway.cli", "Create, list and revoke tokens."),

@@ -87,7 +87,7 @@ def resume(connect: Connect, sandbox_ids: IdsArgument, as_json: JsonOption = Fal
 
 
 def restart(connect: Connect, sandbox_ids: IdsArgument, as_json: JsonOption = False) -> None:
-    """End the processes of sandboxes and start them anew, each with its workspace.
+    """End the processes of sandboxes and start them again, each with its workspace.
 
     Example:  sandboxes restart my-box
     """

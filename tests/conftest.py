@@ -1,4 +1,4 @@
-"""Fixtures for all tests, and how failures are told."""
+"""Fixtures for all tests, and how failures are reported."""
 
 import gc
 import signal

@@ -29,7 +29,7 @@ START_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class Distribution:
-    """What debootstrap is told."""
+    """Arguments of debootstrap."""
 
     suite: str
     mirror: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def prepared(wanted: Distribution, place: Path) -> Iterator[Path]:
     layers = f"lowerdir={below},upperdir={place / 'changes'},workdir={place / 'work'}"
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, root], check=True, timeout=20)
     try:
-        # What a provider's network would tell it, and whom this machine trusts on its own way out.
+        # What a provider's network would configure, and whom this machine trusts for its own outgoing calls.
         (root / "etc/resolv.conf").unlink(missing_ok=True)
         shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
         shutil.copy(AUTHORITIES, root / AUTHORITIES.relative_to("/"))

@@ -83,7 +83,7 @@ inside() {
     mkdir -p .outside
     pivot_root . .outside
     umount -l /.outside
-    # systemd 256 and newer wants to be told about hierarchies of the old kind.
+    # systemd 256 and newer refuses cgroup v1 hierarchies without SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE.
     exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /sbin/init --log-target=console --show-status=no \
         SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1 </dev/null
 }

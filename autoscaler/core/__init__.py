@@ -1,6 +1,6 @@
 """Decisions about the fleet: plain functions over frozen values.
 
-The rule of this room.  Everything in here is pure, so that a decision can be tested, simulated and repeated:
+The rule of this package.  Everything in here is pure, so that a decision can be tested, simulated and repeated:
 
 * **No clock.**  The time comes in as ``now``, in seconds since the epoch, UTC.
 * **No I/O.**  No database, network, file, environment, log, thread or lock.  Chance comes in as a number, too.

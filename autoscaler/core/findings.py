@@ -219,7 +219,7 @@ def _adoptions(world: World, pool: PoolPolicy, now: float) -> Iterator[Adopt]:
     if view is None or view.instances is None:
         return
     known = {intent.operation_id for intent in world.intents}
-    # A second instance of a name that a row has is no lost row: somebody else made it.
+    # A second instance with the name of a row is not a lost row: somebody else made it.
     names = world.gone | {intent.name for intent in world.intents}
     for instance in view.instances:
         operation_id, node = naming.operation_of(instance), world.nodes_by_instance.get(instance.name)

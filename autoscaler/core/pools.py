@@ -115,7 +115,7 @@ class PoolPolicy:
     slots: int = 250
     """Most sandboxes of a node."""
     gives: Mapping[str, float] = field(default_factory=dict)
-    """``cpus``, ``memory_mb``, ``disk_mb`` that its nodes are told to give away, whatever the offer has."""
+    """``cpus``, ``memory_mb``, ``disk_mb`` that its nodes are configured to give away, whatever the offer has."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """More labels of its instances."""
     spec: str = ""

@@ -80,7 +80,7 @@ class Intent:
 
     @property
     def sighting(self) -> str:
-        """Names this try in the record of what listings lacked: each new call has to be looked for anew."""
+        """Names this try in the record of what listings lacked: each new call has to be looked for again."""
         return f"{self.operation_id}/{self.attempts}"
 
 

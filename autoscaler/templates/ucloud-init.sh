@@ -21,10 +21,10 @@ def find(value):
             return found
     return None
 
-told = find(json.load(sys.stdin))
-if told is None:
+found = find(json.load(sys.stdin))
+if found is None:
     sys.exit("sandbox-fleet: this job has no label sandbox-fleet/user-data")
-for name, content in json.loads(told)["files"].items():
+for name, content in json.loads(found)["files"].items():
     path = os.path.join(sys.argv[1], os.path.basename(name))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(content)

@@ -140,7 +140,7 @@ class PlacementBatch:
     """Places many sandboxes one after the other, each with what the ones before it left.
 
     Equal requirements share one ranking of the nodes. It is made once, and after each placement only the node that was
-    taken from is ranked anew; so the work grows with what is placed and with the kinds of requirements, not with all
+    taken from is ranked again; so the work grows with what is placed and with the kinds of requirements, not with all
     that wait.
     """
 

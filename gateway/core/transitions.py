@@ -23,7 +23,7 @@ Three ideas keep a row true while several parties work on it:
 An order to a node ends in one of four ways (`OrderOutcome`), by the code of the node's error alone: the outcome is
 unknown and the same order is repeated; the node refused and another one is asked; the node has a newer generation; or
 the sandbox can run nowhere and fails. The same code decides the reason of death (`DEATHS`), and what a create is
-answered with when only the inventory tells of the death (`START_FAILURES`). These three tables are all the translation
+answered with when only the inventory shows the death (`START_FAILURES`). These three tables are all the translation
 there is.
 
 The first cause of death stays: a delete of a dead sandbox keeps its reason.
@@ -264,7 +264,7 @@ def unless_leaving(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sand
 
 
 def starts_afresh(sandbox: Sandbox) -> bool:
-    """Return whether a create of this id begins anew: it is deleted, or never ran for want of room alone."""
+    """Return whether a create of this id starts over: it is deleted, or never ran for want of room alone."""
     unplaced = sandbox.state is S.FAILED and sandbox.error in UNPLACED_ERRORS
     return sandbox.state is S.DELETED or (unplaced and not sandbox.ever_ran)
 

@@ -1,1 +1,1 @@
-"""The gateway's HTTP side: all that knows ASGI."""
+"""The gateway's HTTP layer: everything that knows ASGI."""

@@ -115,7 +115,7 @@ class PreparedService:
             found = capacity.get(session, kind, prepare_id, now)
             if found is None:
                 return None
-            # Claimed units go as well: what failing creates give back is wanted no more.
+            # Claimed units go as well: what failing creates give back is no longer wanted.
             capacity.remove(session, prepare_id)
             return found if found.count else None
 

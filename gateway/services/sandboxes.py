@@ -318,7 +318,7 @@ class SandboxService:
     ) -> T:
         """Return what ``send`` returns over the route to the sandbox, which may be one that was looked up a moment ago.
 
-        ``send`` is called once more, over a route that is read anew, when the node refused the first as outdated; or
+        ``send`` is called once more, over a route that is read again, when the node refused the first as outdated; or
         when it raised something retryable, and the new route is another one.
 
         Args:

@@ -116,7 +116,7 @@ def place_one(session: Session, needs: Requirements) -> Placement:
     lock_placement(session.connection())
     rooms = nodes.rooms(session)
     answer = place(needs, rooms)
-    # Ceilings only tell what could be had besides.
+    # Ceilings only say what could be bought besides.
     return answer if isinstance(answer, Placed) else place(needs, rooms, capacity.ceilings(session))
 
 

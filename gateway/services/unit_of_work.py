@@ -171,7 +171,7 @@ class Peers:
                     self._uow.publish_from_peer(sandbox)
 
     async def take_over(self) -> None:
-        """Drive on what nobody has driven on for a while, for ever.
+        """Take over, for ever, whatever has not moved for a while.
 
         Its own gateway may still be at it: orders are idempotent, and the same order to a node joins the first one.
         """

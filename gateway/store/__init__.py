@@ -1,4 +1,4 @@
 """What a gateway remembers: rows in SQLite or PostgreSQL, read and written by plain functions over a session.
 
-Rows stay in this room; it takes and returns the values of `gateway.core.model`.
+Rows stay in this package; it takes and returns the values of `gateway.core.model`.
 """

@@ -1,4 +1,4 @@
-"""Rows of the gateway's database. SQLModel is confined to this room; nothing outside `gateway.store` sees a row."""
+"""Rows of the gateway's database. SQLModel is confined to this package; nothing outside `gateway.store` sees a row."""
 
 from datetime import datetime
 

@@ -178,7 +178,7 @@ class Session:
         self._bell.ring()
 
     async def wait_until(self, ready: Callable[[], bool], seconds: float) -> bool:
-        """Wait until ``ready()`` holds, asked anew at every change; return ``False`` when the time ran out first."""
+        """Wait until ``ready()`` holds, checked again at every change; return ``False`` when the time ran out first."""
         try:
             async with asyncio.timeout(seconds):
                 while True:

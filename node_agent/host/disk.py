@@ -1,6 +1,6 @@
 """Files on the host's disk: written whole or not at all, and read below a root without ever leaving it.
 
-A full disk is told from every other failure: it has a code of its own, because freeing space cures it.
+A full disk is distinguished from every other failure: it has a code of its own, because freeing space cures it.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""The node agent's HTTP side: all that knows ASGI."""
+"""The node agent's HTTP layer: everything that knows ASGI."""

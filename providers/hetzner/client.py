@@ -213,7 +213,7 @@ def list_all(
 ) -> Listing[M]:
     """Return everything of one kind, or raise.
 
-    hcloud's ``get_all`` follows pages and no more.  But pages are cut by offset from a set that goes on changing: when
+    hcloud's ``get_all`` only follows pages.  But pages are cut by offset from a set that goes on changing: when
     something of page 1 is deleted, the first of page 2 slips into page 1 unseen.  A reading is taken for whole when it
     shows that nothing of the kind can have happened: the total is the same on every page, it is the number of
     different items read, and none of them was made while reading (a create would hide a delete in the total).  Failing

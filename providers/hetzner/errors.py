@@ -1,7 +1,7 @@
 """What each of the API's error codes means for the caller.
 
 The table follows the error codes in Hetzner's API reference.  Codes decide, never words, with two exceptions that share
-a code with something else and are told apart by their message alone.
+a code with something else and can be distinguished by their message only.
 """
 
 import json

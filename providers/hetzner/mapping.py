@@ -56,7 +56,7 @@ def is_ours(labels: Mapping[str, str], deployment: str) -> bool:
 def phase(server: Server, now: datetime, newborn_seconds: float) -> Phase:
     """Return the phase of a server.
 
-    Every server passes ``initializing`` and ``off`` before it is started, so ``off`` alone tells nothing.  The API does
+    Every server passes ``initializing`` and ``off`` before it is started, so ``off`` proves nothing.  The API does
     not remember whether a server has run; an ``off`` server is taken for newborn while an action is at work on it
     (``locked``) or while it is younger than ``newborn_seconds``, and for lost afterwards.  States that say nothing
     about what runs inside (``migrating``, ``unknown``, and any new one) leave it where its age puts it.

@@ -463,7 +463,7 @@ def names(inventory: Inventory) -> set[str]:
 
 
 def phase(provider: ComputeProvider, made: Instance) -> Phase:
-    """Return the phase of an instance by the listing, and by ``get`` once it is listed no more."""
+    """Return the phase of an instance by the listing, and by ``get`` once it is no longer listed."""
     listed = [instance for instance in provider.list().instances if instance.id == made.id]
     if listed:
         return listed[0].phase

@@ -103,7 +103,7 @@ class FakeCloud:
         stop_seconds: how long a deleted one goes on being listed.
         caps: what kind of cloud it is; its names, final rows and rate limit follow from that.
         now: the cloud's own time; only `advance` moves it.
-        machines: all that are there, by name where names are unique, else by id.
+        machines: every machine, by name where names are unique, else by id.
         ended: deleted ones by id, where they stay listed.
         made: every machine ever made, in order.
         leftovers: orphaned side resources, with the deployment that they belong to.
@@ -219,7 +219,7 @@ class FakeCloud:
         self._lacking.clear()
 
     def calls_left(self) -> int:
-        """Return how many calls may be made now, as clouds tell it in a header; 0 where `caps` bounds none."""
+        """Return how many calls may be made now, as clouds report it in a header; 0 where `caps` bounds none."""
         most = self.caps.calls_per_hour or 0
         gained = (self.now - self._spent_at).total_seconds() * most / HOUR
         return int(most - max(0.0, self._spent - gained))

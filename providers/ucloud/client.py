@@ -143,7 +143,7 @@ class UCloudClient:
         return answer
 
     def _token(self, instead_of: str | None = None) -> str:
-        """Return the access token, fetched anew when its time is over or when it is the one that was refused."""
+        """Return the access token, fetched again when it has expired or is the one that was refused."""
         with self._lock:
             if self._clock() >= self._fresh_until or self._access == instead_of:
                 answer = self._send(Call.SIGN_IN, "POST", "/auth/refresh", self._credential.token)

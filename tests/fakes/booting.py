@@ -1,7 +1,7 @@
 """How an emulated VM becomes a machine that really runs: the interface between emulators and booters.
 
 An emulator knows states and time; what runs inside its VMs is up to whoever starts the emulator.  One booter serves the
-emulators of all clouds: it needs no more of a machine than `Machine` has.
+emulators of all clouds: of a machine it needs only what `Machine` has.
 """
 
 import contextlib

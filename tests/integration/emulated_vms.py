@@ -3,7 +3,7 @@
 A machine is a set of namespaces.  Its file system is this machine's with a layer of its own above the places that the
 boot writes to, so everything lies where it would on a VM and nothing of it is left afterwards.  It does with its user
 data what the cloud would: the cloud-config's files and commands, or the init script.  A stand-in for ``systemctl``
-starts the very units that they install, and one for ``ucloud`` tells a machine about its job.
+starts the very units that they install, and one for ``ucloud`` gives a machine the data of its job.
 """
 
 import base64

@@ -164,7 +164,7 @@ def no_packages(service: Service) -> Iterator[None]:
 
 
 def resummed(bundle: Path) -> None:
-    """Writes the manifest and the digests anew."""
+    """Writes the manifest and the digests again."""
     manifest = BundleManifest.model_validate_json((bundle / "manifest.json").read_bytes())
     files = [described(bundle / item.file, item.python) for item in manifest.files]
     (bundle / "SHA256SUMS").write_text(sums_of(files))

@@ -69,7 +69,7 @@ def test_a_machine_boots_runs_a_command_and_leaves_nothing(
     with fleet.autoscaler(), SandboxClient(fleet.url, api_token=fleet.operator) as client:
         assert fleet.create("one", image=test_images.busybox, disk_mb=128) == "cpu"
         sandbox = client.attach("one")
-        # gVisor tells its own kernel's first lines, whatever the host's are.
+        # gVisor prints its own kernel's first lines, whatever the host's are.
         found = sandbox.exec(["sh", "-c", "echo hello; busybox dmesg | head -n 1"], timeout_seconds=60)
         assert found.exit_code == 0
         assert found.stdout.startswith("hello\n") and "Starting gVisor" in found.stdout
@@ -98,6 +98,6 @@ def timed(stages: BootStages, booted_at: float) -> str:
 
 
 def loops(root: Path) -> list[str]:
-    """Loop devices over a node's files.  How the kernel tells their paths hangs on who asks, but for the last parts."""
+    """Loop devices over a node's files.  The first parts of their paths depend on who asks the kernel."""
     backed = [path.read_text() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
     return [text for text in backed if f"/{root.name}/" in text]

@@ -16,7 +16,7 @@ from tests.integration.emulated_machines import Nodes
 
 pytestmark = pytest.mark.timeout(240)
 LIFE = ["planned", "calling", "booting", "running", "ready", "draining", "deleting", "gone", "forgotten"]
-"""What the autoscaler's journal tells of one machine."""
+"""What the autoscaler's journal holds about one machine."""
 
 
 @pytest.fixture

@@ -334,7 +334,7 @@ def test_an_upload_whose_client_leaves_never_completes(gateway: HttpGateway, bod
 
 
 def test_a_slow_reader_holds_the_node_back(gateway: HttpGateway) -> None:
-    """What a client does not take stays at the node: the gateway holds no more than its buffers."""
+    """What a client does not read stays at the node: the gateway holds only its buffers."""
     size = 64 * limits.MIB
     with gateway.call("GET", f"{FILES}?path=/zeros-{size}", stream=True) as answer:
         answer.raw.read(1)

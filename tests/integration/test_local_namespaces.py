@@ -51,7 +51,7 @@ class Fleet:
         return record.namespace
 
     def nodes(self) -> dict[str, NodeRecord]:
-        """Nodes that were heard of, by instance."""
+        """Nodes that have sent a heartbeat, by instance."""
         return {node.instance: node for node in self.client.nodes() if node.heartbeat_at is not None}
 
 

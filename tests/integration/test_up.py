@@ -1,4 +1,4 @@
-"""``sandboxes up`` for real: it starts everything, keeps it alive, recovers from SIGKILL, and ends clean."""
+"""``sandboxes up`` for real: it starts everything, keeps it alive, recovers from SIGKILL, and shuts down cleanly."""
 
 import os
 import signal

@@ -159,7 +159,7 @@ class DockerRuntime(SandboxRuntime):
 
     @contextlib.contextmanager
     def _switching(self, sandbox_id: str, wanted: EngineState) -> Iterator[str]:
-        """Yield the container for a call that brings it to ``wanted``; it is fine where it is so already.
+        """Yield the container for a call that brings it to ``wanted``; no error if it is in that state already.
 
         Raises:
             RuntimeFailure: ``SANDBOX_NOT_RUNNING``; ``INTERNAL`` when the engine refuses.

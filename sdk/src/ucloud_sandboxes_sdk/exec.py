@@ -74,7 +74,7 @@ class ExecCalls(ServiceCalls):
             for block, last in _blocks(input):
                 handle.write_stdin(block, eof=last)
                 if handle.session.get("status") in ENDED:
-                    break  # the process did not want all of it, as `yes | head` shows; its result tells how it went
+                    break  # the process did not want all of it, as `yes | head` shows; its result says how it went
         except StdinClosedError:
             pass  # the same, seen a moment later
         return self._collect(handle.session, (), deadline)

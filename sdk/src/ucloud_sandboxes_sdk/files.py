@@ -185,7 +185,7 @@ def _put_file(
 ) -> SandboxUploadResponse:
     size = _size_left(file)
     if size is None:
-        # The service takes no body of unknown length: that is how it tells a file that was cut short from a whole one.
+        # The service takes no body of unknown length: the length is how it notices a truncated file.
         with tempfile.SpooledTemporaryFile(SPOOL_IN_MEMORY) as spool:
             shutil.copyfileobj(file, spool, BLOCK)
             spool.seek(0)

@@ -170,7 +170,7 @@ class SandboxCalls(ExecCalls, FileCalls):
         return self._call(ApiCall("POST", _sandbox(sandbox_id, "/resume")), SandboxResponse)
 
     def restart_sandbox(self, sandbox_id: str) -> SandboxResponse:
-        """End the processes of a sandbox and start it anew with the same workspace."""
+        """End the processes of a sandbox and start it again with the same workspace."""
         call = ApiCall("POST", _sandbox(sandbox_id, "/restart"))
         return self._call(call, SandboxResponse, timeout_seconds=max(self.timeout_seconds, SLOW_CALL))
 
@@ -199,7 +199,7 @@ class SandboxCalls(ExecCalls, FileCalls):
         return SandboxLogChunk.from_payload(self._call(call, dict))
 
     def iter_logs(self, sandbox_id: str, stream: Literal["stdout", "stderr"] = "stdout") -> Iterator[bytes]:
-        """Yield all that there is now of the output of the first process, in pieces."""
+        """Yield the present output of the first process, in pieces."""
         offset = 0
         while True:
             chunk = self.read_logs(sandbox_id, stream, offset=offset)
@@ -276,7 +276,7 @@ class SandboxHandle:
         return self._update(self.client.resume_sandbox(self.id))
 
     def restart(self) -> SandboxInfo:
-        """End its processes and start it anew with the same workspace.  Return the new record."""
+        """End its processes and start it again with the same workspace.  Return the new record."""
         return self._update(self.client.restart_sandbox(self.id))
 
     def usage(self) -> SandboxUsage:
@@ -290,7 +290,7 @@ class SandboxHandle:
         return self.client.read_logs(self.id, stream, offset=offset, limit=limit)
 
     def iter_logs(self, stream: Literal["stdout", "stderr"] = "stdout") -> Iterator[bytes]:
-        """Yield all that there is now of the output of its first process, in pieces."""
+        """Yield the present output of its first process, in pieces."""
         return self.client.iter_logs(self.id, stream)
 
     def _update(self, answer: SandboxResponse) -> SandboxInfo:

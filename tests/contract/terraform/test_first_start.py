@@ -208,7 +208,7 @@ def ordered(fleet: Fleet, root: Path, name: str) -> None:
 
 
 def joined(fleet: Fleet, machine: machines.Machine, name: str) -> NodeRecord:
-    """The node, once the gateway has heard of it."""
+    """The node, once the gateway has its first heartbeat."""
     operator = fleet.operator
 
     def there() -> list[NodeRecord]:

@@ -1,4 +1,4 @@
-"""The sweep at destroy, against the emulated API and with a stand-in for ssh that notes what it was told."""
+"""The sweep at destroy, against the emulated API and with a stand-in for ssh that records its arguments."""
 
 import os
 import shutil

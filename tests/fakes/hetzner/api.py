@@ -27,7 +27,7 @@ Do = Literal[
     "html",  # answered with a page in HTML and `status`
     "garbage",  # done, and answered with 200 and half a JSON document
     "stuck",  # a create whose server stays in the state `at` for ever
-    "delete",  # done and answered, and then a server that `name` names (the oldest without it) is no more
+    "delete",  # done and answered, and then a server that `name` names (the oldest without it) is gone
     "replace",  # as `delete`, and a new server with the labels of the old one is there
     "page_again",  # a page is answered with the items of the one before it
     "no_totals",  # a listing whose `total_entries` is null
@@ -117,7 +117,7 @@ class Api:
         return Reply(status, body, content_type, dict(headers), at=float(int(self.cloud.state.clock.now)))
 
     def _admit(self, request: Request) -> dict[str, str]:
-        """Check token and rate limit, and return the headers that tell the latter."""
+        """Check token and rate limit, and return the headers that report the latter."""
         state = self.cloud.state
         with state.lock:
             state.clock.catch_up()

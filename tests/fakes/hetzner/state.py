@@ -146,7 +146,7 @@ class Knobs:
     ips_auto_delete: bool = True
     """Whether addresses that come with a server go with it."""
     totals: bool = True
-    """Whether listings tell ``total_entries``."""
+    """Whether listings include ``total_entries``."""
     rate_limit: int = 3600
     """Calls of an hour, and the size of the bucket."""
     token_mode: str = "rw"

@@ -23,7 +23,7 @@ ORPHAN_SECONDS = 300.0
 
 
 class CoreSide(Protocol):
-    """What the cluster tells Core."""
+    """What the cluster reports to Core."""
 
     def report(self, job_id: str, state: str | None, text: str | None) -> None: ...
 

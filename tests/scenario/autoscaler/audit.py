@@ -246,7 +246,7 @@ class Audit:
             must(5, not work, f"{record.id} has work: {work}")
             mark, beat = gateway.closed[record.id], record.heartbeat_at
             assert beat is not None
-            must(5, mark is None or beat > mark, f"{record.id} has not been heard of since it was closed")
+            must(5, mark is None or beat > mark, f"{record.id} has sent no heartbeat since it was closed")
 
     def has_no_call_for_a_delete(self, kept: int) -> None:
         """Check that a delete waits for the rate limit only once all calls that are kept for deletes are spent."""

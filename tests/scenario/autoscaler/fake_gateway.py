@@ -187,7 +187,7 @@ class FakeGateway:
     def _try_to_register(self, machine: Machine) -> None:
         name = machine.instance.name
         of_name = [secret for secret, grant in self.grants.items() if grant.request.instance == name]
-        # A machine of a cloud that keeps what it was told is known to have the last token of its name.
+        # A machine of a cloud that keeps user data is known to have the last token of its name.
         grant = self.grants.get(machine.user_data.partition(" ")[2] or next(reversed(of_name), ""))
         if grant is None or grant.request.instance != name or grant.used or grant.expires_at <= self.cloud.now:
             return

@@ -172,7 +172,7 @@ class Fleet:
         """Let time pass, then tick once.
 
         Raises:
-            OperationalError: the journal could not be written; the daemon tells it and ticks on.
+            OperationalError: the journal could not be written; the daemon logs it and ticks on.
         """
         self.pass_time(seconds)
         report = self.reconciler.tick()

@@ -102,7 +102,7 @@ class Audited(Fleet):
         rules = {key: value for key, value in vars(policy).items() if key not in ("deployment", "pools")}
         super().__init__(directory, *policy.pools, **rules)
         self.gateway.on_register = self.audit.registers
-        # Longer than a look takes to come, so that a node is seen that has not been heard of since it was closed.
+        # Longer than a look takes to come, so that a node is seen that has sent no heartbeat since it was closed.
         self.gateway.heartbeat_seconds = 12.0
 
     def open_journal(self) -> Journal:

@@ -71,7 +71,7 @@ def test_a_jump_between_two_processes_is_noticed_by_the_next(machine: Machine, j
     guard.save()
     machine.clock.pass_by(GRACE)
     assert guard.check()
-    assert machine.process().check(), "it is told once; the journal holds for how long ages prove nothing"
+    assert machine.process().check(), "it is reported once; the journal holds for how long ages prove nothing"
 
 
 def test_a_jump_that_was_not_saved_is_noticed_again(machine: Machine) -> None:

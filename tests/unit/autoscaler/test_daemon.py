@@ -86,7 +86,7 @@ def heard(listener: socket.socket) -> str:
 
 
 def waiting(listener: socket.socket) -> list[str]:
-    """What has been said and not heard yet."""
+    """What has been sent and not received yet."""
     listener.setblocking(False)
     found: list[str] = []
     try:
@@ -139,8 +139,8 @@ def test_the_watchdog_hears_nothing_while_a_tick_hangs(
         Daemon(tick, lambda: None, TICK, Notifier(environ(listener))).run()
     finally:
         daemon.log.removeHandler(watcher)
-    # The first may be of the time before the tick, and the second brings what was told at its beginning.
-    assert warnings[2:4] == [[], []], "nothing was told between one stall and the next"
+    # The first may be of the time before the tick, and the second brings what was logged at its beginning.
+    assert warnings[2:4] == [[], []], "nothing was logged between one stall and the next"
 
 
 def test_an_abstract_socket_address_works(listener: socket.socket) -> None:

@@ -154,7 +154,7 @@ def test_a_substitute_offer_counts_what_was_spent_in_the_same_tick(tmp_path: Pat
     fleet.journal.add([replace(ended, created_at=now, instance_id="vm-9", price=Decimal("0.10"))])
     fleet.cloud.fail_next("create", ErrorKind.CAPACITY, Applied.NO, scope=Scope.OFFER)
     boot = Boot("cpu", "fake", OfferKey("small", "here"), 300.0, "wanted", price=Decimal("0.01"))
-    plan = Plan((Stop("op9", "it is listed no more"), boot))
+    plan = Plan((Stop("op9", "it is no longer listed"), boot))
     assert fleet.reconciler._executor is not None
     fleet.reconciler._executor.carry_out(plan, fleet.reconciler.look().world, Turn(), SerialLanes())
     assert fleet.journal.spent(now) == {"cpu": Decimal("0.10")}
@@ -164,7 +164,7 @@ def test_a_substitute_offer_counts_what_was_spent_in_the_same_tick(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "state"),
     [({}, "booting"), ({"heartbeat_at": None}, "deleting"), ({"operation_id": "another"}, "deleting")],
-    ids=["it was heard of", "it was never heard of", "it is another order's"],
+    ids=["it sent a heartbeat", "it never sent one", "it belongs to another order"],
 )
 def test_a_late_instance_is_kept_only_for_a_heartbeat_of_its_own_node(
     tmp_path: Path, changes: dict[str, object], state: str

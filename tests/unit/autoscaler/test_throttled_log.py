@@ -1,4 +1,4 @@
-"""What lasts is told when it begins, changes and ends, and rarely in between."""
+"""What lasts is logged when it begins, changes and ends, and rarely in between."""
 
 import logging
 from pathlib import Path

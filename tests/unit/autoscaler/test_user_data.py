@@ -1,4 +1,4 @@
-"""What new machines are told: complete, small enough, valid, and without secrets but the join token."""
+"""User data of new machines: complete, small enough, valid, and without secrets but the join token."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The lower bound: right where it can be told by hand, and proved by its own certificate everywhere."""
+"""The lower bound: right where it can be computed by hand, and proved by its own certificate everywhere."""
 
 import pytest
 from hypothesis import given, settings

@@ -41,6 +41,6 @@ run "plans" {
   }
   assert {
     condition     = output.public_url == "https://192.0.2.10"
-    error_message = "clients are told the address"
+    error_message = "clients get the address"
   }
 }

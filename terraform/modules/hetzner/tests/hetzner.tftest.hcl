@@ -115,7 +115,7 @@ run "settings_name_what_was_made" {
 
   assert {
     condition     = strcontains(output.autoscaler_toml, "networks = [4711]") && strcontains(output.autoscaler_toml, "ssh_keys = [\"42\"]")
-    error_message = "the autoscaler is told the network as a number and the key"
+    error_message = "the autoscaler gets the network as a number, and the key"
   }
   assert {
     condition     = strcontains(output.autoscaler_toml, "firewalls = []") && strcontains(output.autoscaler_toml, "ipv4 = false")
@@ -123,11 +123,11 @@ run "settings_name_what_was_made" {
   }
   assert {
     condition     = strcontains(output.user_data, "/dev/disk/by-id/scsi-0HC_Volume_314") && hcloud_server.gateway.user_data == output.user_data
-    error_message = "the machine is told its volume"
+    error_message = "the machine gets its volume"
   }
   assert {
     condition     = output.public_url == "https://192.0.2.10" && strcontains(output.next_steps, "root@192.0.2.10")
-    error_message = "clients and operators are told the address"
+    error_message = "clients and operators get the address"
   }
   assert {
     condition     = terraform_data.sweep.input.deployment == "prod" && terraform_data.sweep.input.host == "192.0.2.10"

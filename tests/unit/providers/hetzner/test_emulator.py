@@ -1,4 +1,4 @@
-"""The emulator keeps to the API's rules; what is shown over it is worth no more than that."""
+"""The emulator keeps to the API's rules; a test against it proves no more than that."""
 
 import json
 import signal

@@ -62,7 +62,7 @@ def test_addresses_that_stay_behind_are_claimed_and_found(lab: Lab) -> None:
 
 
 def test_addresses_that_stay_behind_use_the_projects_limit_up_until_they_are_swept(lab: Lab) -> None:
-    """There is no API that tells limits; a leak shows when a create is refused."""
+    """There is no API that returns limits; a leak shows when a create is refused."""
     lab.cloud.knobs(ips_auto_delete=False, primary_ip_limit=2)
     made = lab.provider().create(order())
     lab.provider().delete(Ref(id=made.id))

@@ -43,7 +43,7 @@ def test_a_lost_answer_is_settled_by_the_next_create(lab: Lab, do: str) -> None:
 
 @pytest.mark.parametrize("code", ["quota", "capacity", "config"])
 def test_a_create_refused_because_of_its_own_server_adopts_it(lab: Lab, code: str) -> None:
-    """Its own server fills the quota or the place; the API tells of that first, and not that the name is taken."""
+    """Its own server fills the quota or the place; the API reports that first, not that the name is taken."""
     first = lab.provider().create(order())
     if code == "quota":
         lab.cloud.knobs(server_limit=1)

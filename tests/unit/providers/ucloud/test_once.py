@@ -1,7 +1,7 @@
 """However answers are lost, an operation never has more than one machine, and every operation gets one in the end.
 
 That takes both sides: the provider, which looks for the operation before it orders, and its caller, which orders again
-only after two complete listings, a time to settle apart, that lack it.  `Caller` is that rule and no more.
+only after two complete listings, a time to settle apart, that lack it.  `Caller` is that rule and nothing else.
 """
 
 import os
@@ -40,7 +40,7 @@ class Operation:
     missing_since: float | None = None
     seen: bool = False
     closed: bool = False
-    """Its job was there and is no more, so the order is given up and a new one takes its place."""
+    """Its job was there and is gone, so the order is given up and a new one takes its place."""
 
 
 @dataclass
