@@ -212,7 +212,9 @@ def _capped(euros: Decimal | None, cap: Decimal | None) -> str:
 @app.command(name="release")
 def release_fleet(
     config: Config = None,
-    within: Annotated[float, typer.Option(min=1, help="Seconds for everything; what is left then is named.")] = 150.0,
+    within: Annotated[
+        float, typer.Option(min=1, help="Seconds for everything; what is left after that is listed.")
+    ] = 150.0,
 ) -> None:
     """Delete every instance of this fleet, whatever runs on it, and wait until they are gone.
 

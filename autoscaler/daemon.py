@@ -146,7 +146,7 @@ class Daemon:
         number = self._signals.get()
         self._stop.set()
         if number:
-            log.info("%s: ending", signal.Signals(number).name)
+            log.info("%s: shutting down", signal.Signals(number).name)
             self._notifier.send(STOPPING)
             self._started.wait()  # a scheduler that has not started yet cannot be shut down
             self._scheduler.shutdown(wait=True)

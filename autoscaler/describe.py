@@ -63,7 +63,7 @@ def finding(value: Finding, names: Mapping[str, str]) -> str:
         case BootStarted():
             return f"instance {_name(value.operation_id, names)} runs; its node must register by {time(value.deadline)}"
         case BootExtended():
-            return f"instance {_name(value.operation_id, names)} goes on booting; it has until {time(value.deadline)}"
+            return f"instance {_name(value.operation_id, names)} is still booting; it has until {time(value.deadline)}"
         case Adopt():
             return f"instance {value.intent.name} of pool {value.intent.pool} is adopted"
         case Learn():

@@ -53,7 +53,7 @@ class GatewayPort(Protocol):
         """Return what new nodes install."""
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
-        """Publish the largest nodes that could be had."""
+        """Publish the largest nodes that could be bought."""
 
 
 class Streaks:

@@ -85,7 +85,7 @@ def cleanup(
 
 @app.command()
 def tag(root: Annotated[Path, typer.Option(help="Root of the node.")]) -> None:
-    """Print the tag that stands in the name of everything that the node below ROOT makes on this machine."""
+    """Print the tag in the name of everything that the node below ROOT makes on this machine."""
     typer.echo(tag_of(root))
 
 
@@ -95,7 +95,7 @@ def prepare_image(
         "/"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the steps; change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it: this machine is no node afterwards.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it: this machine stops being a node.")] = False,
 ) -> None:
     """Make this machine an image: everything stays installed, and nothing of its own stays in it.
 

@@ -57,7 +57,7 @@ def hold_root(root: Path, *, full_disk_is_fine: bool = False) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise NodeStartError(f"another node agent runs over {root}; end it, or choose another root") from error
+            raise NodeStartError(f"another node agent runs over {root}; stop it, or choose another root") from error
         yield
 
 

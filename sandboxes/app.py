@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "resume": ("sandboxes.fleet", "Thaw paused sandboxes."),
     "restart": ("sandboxes.fleet", "Start sandboxes again, with their workspace."),
     "nodes": ("sandboxes.fleet", "List the nodes of the fleet."),
-    "capacity": ("sandboxes.fleet", "Ask for capacity before it is needed."),
+    "capacity": ("sandboxes.fleet", "Request capacity before it is needed."),
     "token": ("gateway.cli", "Create, list and revoke tokens."),
     "gateway": ("gateway.cli", "Run the gateway, or print its OpenAPI document."),
     "simulate": ("simulator.cli", "Play a demand trace through the autoscaler on virtual time: cost, waiting, churn."),

@@ -59,7 +59,7 @@ def ucloud(
     product: Annotated[str, typer.Option(help="Product of the machine, e.g. cpu-amd-zen5-4-vcpu.")] = "",
     image: Annotated[str, typer.Option(help="Virtual machine application and version.")] = "vm-ubuntu/24.04",
     location: Annotated[str, typer.Option(help="Who sells the product.")] = "ucloud",
-    generation: Annotated[int, typer.Option(min=1, help="Count it up for a new machine after the old one.")] = 1,
+    generation: Annotated[int, typer.Option(min=1, help="Increase it to order a new machine after the old one.")] = 1,
     within: Annotated[float, typer.Option(min=0, help="Seconds to wait until it runs or is gone.")] = 900.0,
     delete: Annotated[bool, typer.Option("--delete", help="End every generation instead, and wait for that.")] = False,
 ) -> None:

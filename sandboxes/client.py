@@ -52,7 +52,7 @@ REACH_SECONDS: Final = 12.0  # as long as a restart of the gateway takes; a serv
 QUICK: Final = 0.1  # seconds in which a command that ends costs one round trip
 
 ImageArgument = Annotated[str, typer.Argument(metavar="IMAGE", help="Image reference, e.g. python:3.12-slim.")]
-NetworkOption = Annotated[str, typer.Option(metavar="none|bridge", help="No network, or outward only.")]
+NetworkOption = Annotated[str, typer.Option(metavar="none|bridge", help="No network, or outbound only.")]
 TtlOption = Annotated[int | None, typer.Option(metavar="SECONDS", help="Delete the sandbox after this long.")]
 NameOption = Annotated[str | None, typer.Option(metavar="ID", help="Id of the sandbox; default: a new one.")]
 RuntimeOption = Annotated[

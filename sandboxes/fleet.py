@@ -25,7 +25,7 @@ from ucloud_sandboxes_sdk import NotFoundError, SandboxApiError, SandboxClient, 
 
 app = typer.Typer()
 capacity_app = typer.Typer(no_args_is_help=True)
-app.add_typer(capacity_app, name="capacity", help="Ask for capacity before it is needed.")
+app.add_typer(capacity_app, name="capacity", help="Request capacity before it is needed.")
 
 
 def ls(
@@ -200,7 +200,7 @@ def take_back_capacity(
     if as_json:
         output.print_json(answer)
     else:
-        typer.echo(f"{prepare_id}  taken back")
+        typer.echo(f"{prepare_id}  released")
 
 
 for _command in (ls, rm, pause, resume, restart, nodes):

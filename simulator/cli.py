@@ -38,7 +38,7 @@ ConfigOption = Annotated[
 ]
 BillingOption = Annotated[
     Literal["per_second", "hourly_round_up"] | None,
-    typer.Option(help="How every provider charges; left out, as the settings say."),
+    typer.Option(help="How every provider charges; default: as in the settings."),
 ]
 ChartOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw demand, capacity and cost over time (SVG).")

@@ -163,7 +163,7 @@ class SimulatedGateway:
         return BundleManifest(version="", sha256="", files=[])
 
     def put_ceilings(self, ceilings: Ceilings) -> None:
-        """Ignore what could be had at most: every job of a trace is accepted."""
+        """Ignore what could be bought at most: every job of a trace is accepted."""
 
     # -- what the simulation does -------------------------------------------------------------------------------------
 

@@ -21,5 +21,5 @@ def borrowed(name: str) -> str:
 
 def _reason(name: str) -> str:
     why = FOLDER / "why"
-    told = [line for line in why.read_text().splitlines() if line.startswith(f"{name} ")] if why.exists() else []
-    return told[0] if told else f"no {name} on this machine; setup/borrow.sh fetches it without installing it"
+    reasons = [line for line in why.read_text().splitlines() if line.startswith(f"{name} ")] if why.exists() else []
+    return reasons[0] if reasons else f"no {name} on this machine; setup/borrow.sh fetches it without installing it"

@@ -117,7 +117,7 @@ def place(needs: Requirements, nodes: Iterable[NodeRoom], ceilings: Sequence[Poo
     """Return the node for ``needs``, or why there is none.
 
     A shape never fits when it is above the total of every live node and above every pool's ceiling. While neither
-    nodes nor ceilings are known it has to wait, since nothing is known about what could be had.
+    nodes nor ceilings are known it has to wait, since nothing is known about what could be bought.
     """
     rooms = _eligible(nodes)
     # `min` takes the first of equals, and rooms are sorted by id.

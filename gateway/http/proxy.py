@@ -131,7 +131,7 @@ async def download(
 
     Raises:
         ApiError: before the first byte, as `NodeClient.stream`.
-        StreamBrokenError: after it: the node broke off, or the client took nothing for `CLIENT_IDLE` seconds.
+        StreamBrokenError: after it: the node broke off, or the client read nothing for `CLIENT_IDLE` seconds.
     """
 
     async def work() -> None:
@@ -165,4 +165,4 @@ async def _within_idle(sending: Awaitable[None]) -> None:
         async with asyncio.timeout(CLIENT_IDLE):
             await sending
     except TimeoutError:
-        raise StreamBrokenError(f"the client took nothing for {CLIENT_IDLE:g} s") from None
+        raise StreamBrokenError(f"the client read nothing for {CLIENT_IDLE:g} s") from None

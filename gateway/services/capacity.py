@@ -1,4 +1,4 @@
-"""What waits for room, what was asked for ahead, and what could be had.
+"""What waits for capacity, what was requested ahead, and what could be bought.
 
 Prepared units count as demand until a create claims them, in its own transaction, or their time is over.
 """
@@ -147,7 +147,7 @@ def _put(session: Session, asked: PreparedBatch) -> PreparedBatch:
     if (before is None or not before.count) and capacity.count_unclaimed(session, now) >= limits.MAX_PREPARED:
         raise ApiError(
             ErrorCode.NO_ROOM,
-            f"{limits.MAX_PREPARED} requests for prepared capacity stand already; delete some, or let them expire",
+            f"{limits.MAX_PREPARED} requests for prepared capacity exist already; delete some, or let them expire",
             retry_after=errors.RETRY_WHEN_FULL,
         )
     made = asked if before is None else replace(asked, created_at=before.created_at)

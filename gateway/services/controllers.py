@@ -128,7 +128,7 @@ class Controllers:
                     return
             except Exception:
                 # Whatever broke here says nothing about the sandbox, and a task that died would leave it as it is.
-                log.exception("%s of sandbox %s failed; it is tried again in %s s", sandbox.state, sandbox.id, delay)
+                log.exception("%s of sandbox %s failed; retrying in %s s", sandbox.state, sandbox.id, delay)
             await self._clock.sleep(delay)
             delay = min(MAX_BACKOFF, delay * 2)
 

@@ -115,9 +115,9 @@ class Background:
             try:
                 await loop()
             except ApiError as error:
-                log.error("%s failed: %s; it goes on in %s s", name, error.message, LOOP_RETRY)
+                log.error("%s failed: %s; retrying in %s s", name, error.message, LOOP_RETRY)
             except Exception:
-                log.exception("%s failed; it goes on in %s s", name, LOOP_RETRY)
+                log.exception("%s failed; retrying in %s s", name, LOOP_RETRY)
             await self._clock.sleep(LOOP_RETRY)
 
 
@@ -187,8 +187,8 @@ class Deadlines:
             await self._due(key)
             return
         except ApiError as error:
-            log.error("deadline of %s: %s; it is tried again in %s s", key, error.message, DEADLINE_RETRY)
+            log.error("deadline of %s: %s; retrying in %s s", key, error.message, DEADLINE_RETRY)
         except Exception:
-            log.exception("deadline of %s failed; it is tried again in %s s", key, DEADLINE_RETRY)
+            log.exception("deadline of %s failed; retrying in %s s", key, DEADLINE_RETRY)
         if key not in self._at:
             self.set(key, self._clock.monotonic() + DEADLINE_RETRY)

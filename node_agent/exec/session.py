@@ -102,7 +102,7 @@ class Bell:
         try:
             self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
-            # The loop is closed: the agent is going down and nobody waits any more.
+            # The loop is closed: the agent is shutting down and nobody waits any more.
             log.debug("nobody is left to wake")
 
     def next(self) -> asyncio.Event:

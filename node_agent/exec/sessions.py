@@ -87,7 +87,7 @@ class Sessions:
         if session is None:
             raise NodeError(
                 ErrorCode.EXEC_NOT_FOUND,
-                f"there is no exec session {session_id} on this node: it never was, its sandbox is deleted, "
+                f"there is no exec session {session_id} on this node: it never existed, its sandbox is deleted, "
                 f"or it ended more than {self._bounds.retention:g} s ago",
             )
         return session
@@ -246,7 +246,7 @@ class Sessions:
         try:
             future = self._executor.submit(call, *arguments)
         except RuntimeError:
-            log.debug("the agent is going down; work on a session is left to its next start")
+            log.debug("the agent is shutting down; work on a session is left to its next start")
             return
         future.add_done_callback(_log_failure)
 

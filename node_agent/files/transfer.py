@@ -242,7 +242,7 @@ class Pump:
         try:
             self._loop.call_soon_threadsafe(self._finish, code)
         except RuntimeError:
-            return  # the loop is closed: the agent is going down and nobody waits any more
+            return  # the loop is closed: the agent is shutting down and nobody waits any more
 
     def _put(self, data: bytes) -> None:
         with self._condition:

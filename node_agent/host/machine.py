@@ -163,7 +163,7 @@ def _parsed(text: str) -> dict[str, float]:
             if name in NOTED_STAGES:
                 found[name] = max(0.0, float(seconds))
         except ValueError:
-            log.warning("the stages of the boot have a line that says nothing: %r", line[:100])
+            log.warning("the stages of the boot have a line that cannot be parsed: %r", line[:100])
     return found
 
 

@@ -125,7 +125,7 @@ def loop_device(file: Path) -> Iterator[Path]:
     """Attach a loop device to ``file``.  Mount it inside the block: after it, the device lives as long as the mount.
 
     Raises:
-        OSError: no device could be had.
+        OSError: no device is available.
     """
     backing = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -152,7 +152,7 @@ def _configure(backing: int, file: Path) -> tuple[int, Path]:
                 raise
             continue
         return device, path
-    raise OSError(errno.EBUSY, "no free loop device could be had", str(file))
+    raise OSError(errno.EBUSY, "no free loop device is available", str(file))
 
 
 def _free_device() -> Path:

@@ -89,7 +89,7 @@ class HetznerSettings(BaseModel):
         if self.token_env is not None and self.token_file is not None:
             raise ValueError("name the token by token_env or by token_file, not by both")
         if not (self.ipv4 or self.ipv6 or self.networks):
-            raise ValueError("a server without ipv4, ipv6 and networks can be reached by nobody")
+            raise ValueError("a server without ipv4, ipv6 and networks is unreachable")
         if self.firewalls and not (self.ipv4 or self.ipv6):
             raise ValueError("firewalls filter the public interface only, and there is none without ipv4 and ipv6")
         if self.reached == "private" and not self.networks:

@@ -283,7 +283,7 @@ def kill_processes_of(home: Path) -> int:
         How many were killed.
 
     Raises:
-        TimeoutError: some do not die.
+        TimeoutError: some are still alive.
     """
     deadline = time.monotonic() + _KILL_SECONDS
     killed = 0
@@ -296,7 +296,7 @@ def kill_processes_of(home: Path) -> int:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
                 select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
         if time.monotonic() > deadline:
-            raise TimeoutError(f"processes {found} of {home} do not die")
+            raise TimeoutError(f"processes {found} of {home} are still alive after SIGKILL")
     return killed
 
 

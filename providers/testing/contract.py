@@ -322,7 +322,7 @@ class ProviderContract:
         assert len({one.id, two.id, third.id}) == 3
         assert {instance.id for instance in provider.list().instances} == {one.id, two.id}
 
-    def test_two_of_one_name_are_told_apart_by_id(self, provider: ComputeProvider, harness: Harness) -> None:
+    def test_namesakes_are_distinguished_by_id(self, provider: ComputeProvider, harness: Harness) -> None:
         only_where(not provider.caps.unique_names, "does not apply: names are unique")
         one, two = (provider.create(want(provider, harness, operation_id=operation)) for operation in ("op1", "op2"))
         provider.delete(Ref(id=one.id, name=one.name))

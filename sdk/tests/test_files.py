@@ -66,7 +66,7 @@ def test_pipe_is_sent_with_its_length(sandbox: SandboxHandle, gateway: Gateway) 
     assert gateway.requests[-1].headers["content-length"] == str(MIB + 1)
 
 
-def test_progress_is_told(sandbox: SandboxHandle, tmp_path: Path) -> None:
+def test_progress_is_reported(sandbox: SandboxHandle, tmp_path: Path) -> None:
     steps: list[tuple[int, int | None]] = []
     local = tmp_path / "f"
     local.write_bytes(b"z" * (MIB + 1))

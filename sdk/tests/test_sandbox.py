@@ -63,10 +63,10 @@ def test_logs_are_read_to_the_end(client: SandboxClient, gateway: Gateway, sandb
 def test_create_retries_and_reports_progress(client: SandboxClient, gateway: Gateway, naps: list[float]) -> None:
     busy = error(ErrorCode.CREATE_IN_PROGRESS)
     gateway.next("POST", "/v1/sandboxes", NO_ROOM, Drop(), busy, error(ErrorCode.NODE_UNREACHABLE))
-    told: list[CreateProgress] = []
-    sandbox = client.create_sandbox(SandboxSpec(id="patient", image=IMAGE), on_progress=told.append)
+    reported: list[CreateProgress] = []
+    sandbox = client.create_sandbox(SandboxSpec(id="patient", image=IMAGE), on_progress=reported.append)
     assert sandbox.state == "running"
-    assert [type(step.error).__name__ for step in told] == [
+    assert [type(step.error).__name__ for step in reported] == [
         "NoRoomError",
         "TransportError",
         "CreateInProgressError",

@@ -42,8 +42,8 @@ class Fleet:
     def boot(self, name: str) -> Namespace:
         """Return an instance that has become a node."""
         token = self.client.join_token(JoinTokenRequest(instance=name, pool="cpu", operation_id=f"op-{name}")).token
-        told = NodeBoot(self.inside, token, name, "cpu", "sandbox", {"runtimes": ["runsc"], "disk_mb": 1024})
-        order = Create(name, f"op-{name}", "d", "cpu", "local", "here", image="", user_data=for_local(told))
+        boot = NodeBoot(self.inside, token, name, "cpu", "sandbox", {"runtimes": ["runsc"], "disk_mb": 1024})
+        order = Create(name, f"op-{name}", "d", "cpu", "local", "here", image="", user_data=for_local(boot))
         self.provider.create(order)
         until(lambda: name in self.nodes(), f"{name} became no node")
         record = Home(self.root / name).record()

@@ -71,5 +71,5 @@ def test_the_command_line(here: Here) -> None:
     assert said.startswith("night  5 units until ")
     assert "night  5 × 1 cores, 256 MiB" in here.cli("ls")
     assert json.loads(here.cli("ls", "--json"))["prepared"][0]["prepare_id"] == "night"
-    assert "taken back" in here.cli("rm", "night")
+    assert "released" in here.cli("rm", "night")
     assert here.cli("rm", "night", code=1) == ""

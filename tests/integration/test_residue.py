@@ -41,12 +41,12 @@ def test_process_is_found_by_command_line_or_environment(mark: str) -> None:
         subprocess.Popen(
             ["tail", "-f", "/dev/null", f"--pid={os.getpid()}", f"/nowhere/{mark}"], stderr=subprocess.DEVNULL
         ) as named,
-        subprocess.Popen(["sleep", "60"], env={**os.environ, "PLACE": f"/x/{mark}"}) as told,
+        subprocess.Popen(["sleep", "60"], env={**os.environ, "PLACE": f"/x/{mark}"}) as given,
     ):
         found = {line.split()[0] for line in residue.processes((mark,))}
         named.kill()
-        told.kill()
-    assert {str(named.pid), str(told.pid)} <= found
+        given.kill()
+    assert {str(named.pid), str(given.pid)} <= found
 
 
 def test_mount_and_loop_device(root: Path, mark: str) -> None:

@@ -33,7 +33,7 @@ async def put_ceilings(body: Ceilings, parts: GatewayParts) -> None:
 
 @router.post("/v1/capacity/prepare", status_code=201)
 async def prepare_capacity(body: PrepareRequest, parts: GatewayParts) -> PrepareAnswer:
-    """Ask for capacity before it is needed; each create of the same shape claims one unit."""
+    """Request capacity before it is needed; each create of the same shape claims one unit."""
     made = await parts.services.prepared.prepare(body)
     return PrepareAnswer(prepare=prepared_capacity(made), demand=await parts.services.capacity.demand())
 

@@ -102,7 +102,7 @@ def parse_session_id(text: str) -> SessionId:
     if found is None or not is_id(found[2]):
         raise ApiError(
             ErrorCode.EXEC_NOT_FOUND,
-            f"{text[:150]!r} is no id of an exec session: those have the form exec-<32 hex>.<generation>.<sandbox>",
+            f"{text[:150]!r} is not an exec session id: those have the form exec-<32 hex>.<generation>.<sandbox>",
         )
     return SessionId(text, int(found[1]), found[2])
 

@@ -168,7 +168,7 @@ class SandboxExits:
             self._records.save(dead)
         except OSError as error:
             # On a full disk, what follows makes room for the second writing.
-            log.error("sandbox %s: its death could not be written down yet: %s", paths.sandbox_id, error)
+            log.error("sandbox %s: its death could not be recorded yet: %s", paths.sandbox_id, error)
         paths.kill()
         if record.part.net is not None:
             self._networks.remove(record.part.net)

@@ -66,7 +66,7 @@ class FdStore:
             try:
                 connection = self._connect()
             except OSError as error:
-                log.warning("the FD store does not hear that this agent ends: %s", error)
+                log.warning("the FD store cannot be notified that this agent is exiting: %s", error)
                 return
             if connection is None:
                 self._path.unlink(missing_ok=True)  # of a store that was killed

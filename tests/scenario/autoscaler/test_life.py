@@ -311,7 +311,7 @@ def test_a_gateway_that_gets_its_database_back_has_its_whole_fleet(tmp_path: Pat
     assert (fleet.states(), len(fleet.cloud.created)) == (["ready"] * 4, 4)
 
 
-def test_nodes_that_stay_forgotten_are_deleted_and_booted_anew(tmp_path: Path) -> None:
+def test_nodes_that_stay_forgotten_are_deleted_and_replaced(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, pool(min=4))
     fleet.until(lambda: fleet.states() == ["ready"] * 4)
     lose_database(fleet)

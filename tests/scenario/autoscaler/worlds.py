@@ -80,8 +80,8 @@ class RateLimitedProvider(AuditedProvider):
         try:
             return call()
         finally:
-            told = {"RateLimit-Limit": self.caps.calls_per_hour, "RateLimit-Remaining": self.cloud.calls_left()}
-            self.rate_limit.note({name: str(value) for name, value in told.items()})
+            headers = {"RateLimit-Limit": self.caps.calls_per_hour, "RateLimit-Remaining": self.cloud.calls_left()}
+            self.rate_limit.note({name: str(value) for name, value in headers.items()})
 
 
 class WatchedMemory(Watched, MemoryJournal):

@@ -40,15 +40,19 @@ async def units(world: World) -> dict[str, int]:
 
 async def allow(world: World) -> None:
     """Report a pool that could hold what the tests ask for."""
-    told = PoolCeiling(pool="cpu", shape=ROOM, runtimes=["runsc", "docker"], isolations=["gvisor"], max_nodes=3)
-    await world.services.capacity.set_ceilings(Ceilings(pools=[told]))
+    reported = PoolCeiling(pool="cpu", shape=ROOM, runtimes=["runsc", "docker"], isolations=["gvisor"], max_nodes=3)
+    await world.services.capacity.set_ceilings(Ceilings(pools=[reported]))
 
 
 async def test_units_are_demand_until_creates_of_that_shape_claim_them(here: World) -> None:
     await here.join()
     prepare_id = await prepare(here)
-    told = await demand(here)
-    assert (told.prepared[0].count, told.prepared_resources.memory_mb, told.prepared_resources.slots) == (2, 1024, 2)
+    reported = await demand(here)
+    assert (reported.prepared[0].count, reported.prepared_resources.memory_mb, reported.prepared_resources.slots) == (
+        2,
+        1024,
+        2,
+    )
     await here.services.sandboxes.create(spec("a", **SMALL))
     assert await units(here) == {prepare_id: 1}
     await here.services.sandboxes.create(spec("b", **SMALL))
@@ -60,9 +64,9 @@ async def test_a_unit_and_the_create_that_claimed_it_are_never_both_demand(here:
     prepare_id = await prepare(here, count=3)
     waiting = asyncio.create_task(here.services.sandboxes.create(spec("a", **SMALL)))
     await here.until("a", SandboxState.PENDING)
-    told = await demand(here)
-    assert (told.pending_count, await units(here)) == (1, {prepare_id: 2})
-    assert told.desired_resources.memory_mb == 3 * 512
+    reported = await demand(here)
+    assert (reported.pending_count, await units(here)) == (1, {prepare_id: 2})
+    assert reported.desired_resources.memory_mb == 3 * 512
     waiting.cancel()
 
 
@@ -104,8 +108,12 @@ async def test_units_expire(here: World) -> None:
     await here.join()
     await prepare(here, ttl_seconds=60)
     here.manual_clock.advance(60)
-    told = await demand(here)
-    assert (told.prepared, told.prepared_resources.memory_mb, told.desired_resources.memory_mb) == ([], 0, 0)
+    reported = await demand(here)
+    assert (reported.prepared, reported.prepared_resources.memory_mb, reported.desired_resources.memory_mb) == (
+        [],
+        0,
+        0,
+    )
 
 
 async def test_preparing_the_same_id_again_replaces_it_and_keeps_its_creation_time(here: World) -> None:
@@ -128,8 +136,8 @@ async def test_delete_returns_what_was_prepared_and_is_idempotent(here: World) -
 
 async def test_builders_are_listed_apart_from_sandboxes(here: World) -> None:
     made = await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
-    told = await demand(here)
-    assert (told.prepared, told.prepared_builder_count) == ([], 2)
+    reported = await demand(here)
+    assert (reported.prepared, reported.prepared_builder_count) == ([], 2)
     assert await here.services.prepared.delete(PreparedKind.SANDBOX, made.id) is None
     with pytest.raises(ApiError) as caught:
         await prepare(here, id=made.id)
@@ -139,8 +147,8 @@ async def test_builders_are_listed_apart_from_sandboxes(here: World) -> None:
 
 async def test_builders_prepared_again_are_counted_once_and_expire(here: World) -> None:
     async def count() -> tuple[int, int]:
-        told = await demand(here)
-        return len(told.prepared_builders), told.prepared_builder_count
+        reported = await demand(here)
+        return len(reported.prepared_builders), reported.prepared_builder_count
 
     async def lease(**fields: object) -> None:
         await here.services.prepared.prepare_builders(BuilderPrepareRequest.model_validate(fields))
@@ -164,8 +172,8 @@ async def test_a_sandbox_claims_no_builder_and_builders_add_no_resources(here: W
     await here.join()
     await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
     await here.services.sandboxes.create(spec("a", **SMALL))
-    told = await demand(here)
-    assert (told.prepared_builder_count, told.desired_resources.slots) == (2, 0)
+    reported = await demand(here)
+    assert (reported.prepared_builder_count, reported.desired_resources.slots) == (2, 0)
 
 
 async def test_builders_and_sandboxes_share_ids_and_the_limit(here: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,8 +88,8 @@ async def deleted_while_it_is_created(world: World) -> None:
 
 
 async def waits_and_is_left(world: World) -> None:
-    told = PoolCeiling(pool="cpu", shape=LARGE, runtimes=["runsc"], isolations=["gvisor"], max_nodes=3)
-    await world.services.capacity.set_ceilings(Ceilings(pools=[told]))
+    ceiling = PoolCeiling(pool="cpu", shape=LARGE, runtimes=["runsc"], isolations=["gvisor"], max_nodes=3)
+    await world.services.capacity.set_ceilings(Ceilings(pools=[ceiling]))
     waiting = asyncio.create_task(create(world))
     await world.until("a", S.PENDING)
     assert await holders(world) == {"a"}

@@ -111,16 +111,16 @@ async def test_a_newer_incarnation_revokes_the_older_ones_credential_and_ends_it
 async def test_stages_are_kept_and_end_with_the_first_heartbeat(here: World) -> None:
     secret = await token(here, "op-1")
     node = FakeNode("vm-1")
-    told = BootStages(cloud_init=9.5, engines=31, bundle=40.25, agent=41, registered=42.5)
-    answer = await here.services.nodes.register(secret, registration(node).model_copy(update={"stages": told}))
-    assert (await record(here)).stages == told
+    measured = BootStages(cloud_init=9.5, engines=31, bundle=40.25, agent=41, registered=42.5)
+    answer = await here.services.nodes.register(secret, registration(node).model_copy(update={"stages": measured}))
+    assert (await record(here)).stages == measured
     node.node_id = answer.node_id
     here.fleet.nodes[node.node_id] = node
     here.manual_clock.advance(1.5)
     await here.beat(node)
     here.manual_clock.advance(100)
     await here.beat(node)
-    assert (await record(here)).stages == told.model_copy(update={"heartbeat": 44.0})
+    assert (await record(here)).stages == measured.model_copy(update={"heartbeat": 44.0})
 
 
 async def test_a_node_that_registers_again_keeps_its_boot_stages(here: World) -> None:

@@ -116,20 +116,20 @@ async def restarted(here: World, node: FakeNode) -> int:
     return 2
 
 
-async def made_anew(here: World, node: FakeNode) -> int:
+async def recreated(here: World, node: FakeNode) -> int:
     await here.services.sandboxes.delete("a")
     await here.services.sandboxes.create(spec())
     return 2
 
 
-async def moved_house(here: World, node: FakeNode) -> int:
+async def moved_node(here: World, node: FakeNode) -> int:
     token = await here.services.nodes.make_join_token(JoinTokenRequest(instance=node.instance, pool="cpu"))
     request = registration(node).model_copy(update={"node_url": "http://127.0.0.2:9999"})
     await here.services.nodes.register(token.token, request)
     return 1
 
 
-@pytest.mark.parametrize("change", [paused, restarted, made_anew, moved_house])
+@pytest.mark.parametrize("change", [paused, restarted, recreated, moved_node])
 async def test_after_a_change_the_first_call_takes_the_right_route(
     here: World, change: Callable[[World, FakeNode], Awaitable[int]]
 ) -> None:
@@ -233,7 +233,7 @@ async def test_a_refusal_over_a_correct_route_is_passed_on(here: World) -> None:
     assert len(set(sent)) == 1
 
 
-@pytest.mark.parametrize("change", [paused, restarted, made_anew])
+@pytest.mark.parametrize("change", [paused, restarted, recreated])
 async def test_a_change_by_another_gateway_costs_at_most_one_refused_call(
     tmp_path: Path, database_url: str | None, change: Callable[[World, FakeNode], Awaitable[int]]
 ) -> None:

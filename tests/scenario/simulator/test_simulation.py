@@ -151,8 +151,8 @@ def test_the_command_prints_figures_json_and_a_chart(tmp_path: Path) -> None:
     files = ["--trace", str(tmp_path / "t.jsonl"), "--config", str(tmp_path / "c.toml")]
     run = CliRunner().invoke(app, [*files, "--json", "--chart", str(tmp_path / "out.svg")])
     assert run.exit_code == 0, run.output
-    told = json.loads(run.stdout)
-    assert (told["jobs"], told["unserved"], told["boots"]) == (40, 0, 10)
+    printed = json.loads(run.stdout)
+    assert (printed["jobs"], printed["unserved"], printed["boots"]) == (40, 0, 10)
     assert (tmp_path / "out.svg").read_text().startswith("<svg")
     words = CliRunner().invoke(app, [*files])
     assert "× the lower bound" in words.stdout

@@ -47,8 +47,8 @@ def test_failing_ticks_are_logged_once_and_go_on(caplog: pytest.LogCaptureFixtur
 
     run_until_signal(tick)
     assert count >= 4
-    told = [message for message in caplog.messages if message.startswith("the tick failed")]
-    assert told == ["the tick failed: RuntimeError: disk full, try 1", "the tick failed: resolved"]
+    logged = [message for message in caplog.messages if message.startswith("the tick failed")]
+    assert logged == ["the tick failed: RuntimeError: disk full, try 1", "the tick failed: resolved"]
     assert "Traceback" in caplog.text
 
 
@@ -102,16 +102,16 @@ def environ(listener: socket.socket) -> dict[str, str]:
 
 
 def test_systemd_hears_ready_alive_and_stopping(listener: socket.socket) -> None:
-    told: list[str] = []
+    received: list[str] = []
 
     def tick(is_stopping: Callable[[], bool]) -> None:
-        told.append(heard(listener))
-        if told.count("WATCHDOG=1") == 3:
+        received.append(heard(listener))
+        if received.count("WATCHDOG=1") == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
     Daemon(tick, lambda: None, TICK, Notifier(environ(listener))).run()
-    told += waiting(listener)
-    assert [words for words in told if words != "WATCHDOG=1"] == ["READY=1", "STOPPING=1"]
+    received += waiting(listener)
+    assert [words for words in received if words != "WATCHDOG=1"] == ["READY=1", "STOPPING=1"]
 
 
 def test_the_watchdog_hears_nothing_while_a_tick_hangs(

@@ -59,7 +59,7 @@ def test_an_action_is_a_sentence(action: Action, said: str) -> None:
     [
         (Move("op1", IntentState.READY, "why"), "instance fleet-cpu-op1 is ready"),
         (BootStarted("op1", 0.0, "why"), "instance fleet-cpu-op1 runs; its node must register by 1970-01-01 00:00:00Z"),
-        (BootExtended("op1", 0.0, "why"), "instance fleet-cpu-op1 goes on booting; it has until 1970-01-01 00:00:00Z"),
+        (BootExtended("op1", 0.0, "why"), "instance fleet-cpu-op1 is still booting; it has until 1970-01-01 00:00:00Z"),
         (
             Learn("cpu", "plain", "", Shape(cpus=4.0, memory_mb=8192, disk_mb=40_000)),
             "a node of pool cpu on plain has 4 CPUs, 8192 MiB, 40000 MiB disk",

@@ -3,7 +3,7 @@
 from autoscaler.observe import Streaks
 
 
-def test_a_break_starts_the_count_anew() -> None:
+def test_a_break_restarts_the_count() -> None:
     lasting = Streaks()
     assert lasting.update("a", ["x"], 0.0) == {"x": 0.0}
     assert lasting.update("a", ["x", "y"], 5.0) == {"x": 5.0, "y": 0.0}

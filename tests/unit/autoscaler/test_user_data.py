@@ -55,8 +55,8 @@ def test_the_settings_and_the_token_are_for_root_only() -> None:
 
 
 def test_a_node_learns_its_identity() -> None:
-    told = tomllib.loads(written(document())["/etc/sandbox-fleet/node.toml"][1])
-    assert told == {
+    parsed = tomllib.loads(written(document())["/etc/sandbox-fleet/node.toml"][1])
+    assert parsed == {
         "gateway_url": "http://10.0.0.2:8090",
         "join_token_file": "/etc/sandbox-fleet/join.token",
         "root": "/var/lib/sandbox-fleet/node",
@@ -112,9 +112,9 @@ def test_without_a_bundle_there_is_no_user_data(kind: str) -> None:
 
 
 def test_ucloud_and_cloud_init_write_the_same_files() -> None:
-    told = json.loads(user_data.for_ucloud(BOOT))["files"]
+    parsed = json.loads(user_data.for_ucloud(BOOT))["files"]
     files = written(document())
-    assert {f"/etc/sandbox-fleet/{name}": content for name, content in told.items()} == {
+    assert {f"/etc/sandbox-fleet/{name}": content for name, content in parsed.items()} == {
         path: content for path, (_, content) in files.items() if path.startswith("/etc/sandbox-fleet/")
     }
 

@@ -31,7 +31,7 @@ def test_the_bench_of_plans_prints_each_case_and_writes_it(tmp_path: Path, monke
     monkeypatch.setattr(plan, "NODES", 20)
     monkeypatch.setattr(plan, "WAITING", 40)
     plan.main(["--rounds", "1", "--json", str(tmp_path / "plan.json")])
-    told = json.loads((tmp_path / "plan.json").read_text())
-    assert [each["case"] for each in told["plans"]] == list(plan.CASES)
-    assert all(each["cpu"]["median"] > 0 and each["aim_ms"] == 50 for each in told["plans"])
-    assert set(told) == {"machine", "measures", "plans", "resident_mib"}
+    printed = json.loads((tmp_path / "plan.json").read_text())
+    assert [each["case"] for each in printed["plans"]] == list(plan.CASES)
+    assert all(each["cpu"]["median"] > 0 and each["aim_ms"] == 50 for each in printed["plans"])
+    assert set(printed) == {"machine", "measures", "plans", "resident_mib"}

@@ -75,12 +75,12 @@ def test_a_malformed_trace_is_refused_by_the_line_at_fault(tmp_path: Path, lines
 
 def test_refusals_name_the_keys(tmp_path: Path) -> None:
     lines = [HEAD, '{"seconds":{"mean":1}}', '{"seconds":{"median":1},"cpu":1}']
-    told = []
+    reasons = []
     for line in lines[1:]:
         with pytest.raises(TraceError) as refused:
             trace.load(written(tmp_path, HEAD, line))
-        told.append(str(refused.value).partition("line 2: ")[2])
-    assert told == [
+        reasons.append(str(refused.value).partition("line 2: ")[2])
+    assert reasons == [
         "the key 'seconds.median' is missing; the key 'seconds.mean' is unknown;"
         " valid keys: median, sigma, least, most",
         "the key 'cpu' is unknown; valid keys: at, count, over, seconds, kind, name, after, cpus, memory_mb, disk_mb,"
