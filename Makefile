@@ -20,7 +20,7 @@ doctor: python  ## report what this machine has, what it lacks, and how to fix i
 	@$(VENV)/sandboxes doctor $(ARGS)
 
 test: python engines database borrow  ## run all tests except the long ones (root; real engines)
-	@$(VENV)/python -m pytest -q -m 'not soak' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(VENV)/python -m pytest -q -m 'not soak' -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: python borrow  ## run the tests that need neither root nor engines
 	@$(VENV)/python -m pytest -q -m 'not soak and not engine' -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -232,7 +232,7 @@ def storm(deaths: Deaths, lives: int) -> None:
 
 @pytest.mark.timeout(300)
 def test_it_dies_again_and_again(deaths: Deaths) -> None:
-    storm(deaths, 25)
+    storm(deaths, 15)
 
 
 @pytest.mark.soak
