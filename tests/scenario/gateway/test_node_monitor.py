@@ -42,6 +42,8 @@ async def test_a_full_disk_of_the_gateway_is_not_taken_for_silence_of_the_nodes(
                 with refused(ErrorCode.DISK_FULL):
                     await here.beat(node)
             await asyncio.sleep(0)
+        if not reports:
+            await clock.someone_sleeps(DEADLINE_RETRY)  # the last attempt has failed
         db.failures = 0
         clock.advance(DEADLINE_RETRY)  # whatever was due and could not be written is tried again
         if reports:
