@@ -56,17 +56,29 @@ def containers(path: Path) -> dict[str, str]:
     return {container["Id"]: json.dumps(container) for container in listed}
 
 
-def end(pid_file: Path, seconds: float) -> None:
-    """End the engine of that pid file, if it runs: SIGTERM, and SIGKILL after ``seconds``."""
+def pid_of(pid_file: Path) -> int | None:
+    """Return the process id of the engine of that pid file; ``None`` when it does not run."""
     try:
         pid = int(pid_file.read_text())
-        handle = os.pidfd_open(pid)
-    except (FileNotFoundError, ValueError, ProcessLookupError):
+        # The number may have gone to another process since; an engine of ours names its directory.
+        ours = os.fsencode(pid_file.parent) in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return pid if ours else None
+
+
+def end(pid_file: Path, seconds: float) -> None:
+    """End the engine of that pid file, if it runs: SIGTERM, and SIGKILL after ``seconds``."""
+    pid = pid_of(pid_file)
+    if pid is None:
         return
     try:
-        # The number may have gone to another process since; an engine of ours names its directory.
-        if os.fsencode(pid_file.parent) not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if pid_of(pid_file) != pid:
+            return  # it ended before the handle was opened, and the number went to another process
         for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, PING_SECONDS)):
             signal.pidfd_send_signal(handle, number)
             if select.select([handle], [], [], patience)[0]:

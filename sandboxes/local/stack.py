@@ -143,14 +143,6 @@ class Stack:
 
     def _start_engine(self) -> None:
         ours = self._directory.docker_socket
-        if dockerd.answers(ours):
-            self._say("taking over the Docker engine of an earlier start")
-            return
-        if dockerd.answers(dockerd.DEFAULT_SOCKET):
-            self.docker_socket = dockerd.DEFAULT_SOCKET
-            self._say(f"using the Docker engine at {self.docker_socket}")
-            return
-        self._say("starting a Docker engine")
         child = Child(
             name="docker engine",
             argv=argv_of("node", "engine", "--root", str(self._directory.docker)),
@@ -159,7 +151,16 @@ class Stack:
             dies_with_us=False,
             stop_seconds=ENGINE_STOP_SECONDS,
         )
-        self._supervisor.start(child, within=ENGINE_SECONDS)
+        if dockerd.answers(ours):
+            self._say("taking over the Docker engine of an earlier start")
+            if (pid := dockerd.pid_of(self._directory.docker / "dockerd.pid")) is not None:
+                self._supervisor.take_over(child, pid)
+        elif dockerd.answers(dockerd.DEFAULT_SOCKET):
+            self.docker_socket = dockerd.DEFAULT_SOCKET
+            self._say(f"using the Docker engine at {self.docker_socket}")
+        else:
+            self._say("starting a Docker engine")
+            self._supervisor.start(child, within=ENGINE_SECONDS)
 
     def _start_gateway(self) -> None:
         self._say("starting the gateway")

@@ -7,6 +7,7 @@ child with ``dies_with_us`` gets SIGKILL from the kernel when this process dies 
 """
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -106,7 +107,8 @@ class Child:
 class _Died:
     name: str
     pid: int
-    code: int
+    code: int | None
+    """As `subprocess` returns it; ``None`` for a process that is not a child of this one."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,17 @@ class _Running:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.process: subprocess.Popen[bytes] | None = None
+        self.taken_over: int | None = None
+        """Process id while it is a process that an earlier supervisor started."""
         self.started = 0.0
         self.failures = 0
         self.due: float | None = None
         """When to start it again; ``None`` while it runs."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; ``None`` while it does not run."""
+        return self.process.pid if self.process is not None else self.taken_over
 
 
 class ProcessSupervisor:
@@ -175,6 +184,21 @@ class ProcessSupervisor:
                 self.stop(child.name)
                 raise click.ClickException(f"{child.name} was not ready after {within:.0f} s; see {child.log}")
 
+    def take_over(self, child: Child, pid: int) -> None:
+        """Keep alive what an earlier supervisor started: when ``pid`` ends, ``child`` is started in its place.
+
+        `stop` leaves that process alone, whose end is its caller's to arrange.
+        """
+        running = _Running(child)
+        running.taken_over, running.started = pid, time.monotonic()
+        self._children[child.name] = running
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._events.put(_Died(child.name, pid, None))
+            return
+        threading.Thread(target=self._watch_taken_over, args=(child.name, pid, handle), daemon=True).start()
+
     def wait(self, seconds: float) -> StopRequested | None:
         """Keep the children alive for at most ``seconds``; return early when a stop is requested."""
         until = time.monotonic() + seconds
@@ -214,7 +238,7 @@ class ProcessSupervisor:
     def pid(self, name: str) -> int | None:
         """Return the process id of a child; ``None`` while it does not run."""
         running = self._children.get(name)
-        return running.process.pid if running is not None and running.process is not None else None
+        return None if running is None else running.pid
 
     def _next(self, timeout: float) -> _Died | StopRequested | None:
         try:
@@ -238,20 +262,25 @@ class ProcessSupervisor:
                 )
             except OSError as error:
                 raise click.ClickException(f"{child.name} cannot be started: {error}") from error
-        running.process, running.started, running.due = process, time.monotonic(), None
+        running.process, running.taken_over, running.started, running.due = process, None, time.monotonic(), None
         threading.Thread(target=self._watch, args=(child.name, process), daemon=True).start()
 
     def _watch(self, name: str, process: "subprocess.Popen[bytes]") -> None:
         self._events.put(_Died(name, process.pid, process.wait()))
 
+    def _watch_taken_over(self, name: str, pid: int, handle: int) -> None:
+        select.select([handle], [], [])
+        os.close(handle)
+        self._events.put(_Died(name, pid, None))
+
     def _note_death(self, event: _Died) -> None:
         running = self._children.get(event.name)
-        if running is None or running.process is None or running.process.pid != event.pid:
+        if running is None or running.pid != event.pid:
             return  # ended by `stop`, or an older process of the same child
         steady = time.monotonic() - running.started >= STEADY_AFTER
         running.failures = 1 if steady else running.failures + 1
         delay = restart_delay(running.failures)
-        running.process, running.due = None, time.monotonic() + delay
+        running.process, running.taken_over, running.due = None, None, time.monotonic() + delay
         self._say(f"{event.name} {ended(event.code)}; starting it again in {delay:.1f} s ({running.child.log})")
 
     def _restart_due(self) -> None:
@@ -264,8 +293,10 @@ class ProcessSupervisor:
             trim(running.child.log)
 
 
-def ended(code: int) -> str:
-    """Describe how a process ended, from the return code of `subprocess`."""
+def ended(code: int | None) -> str:
+    """Describe how a process ended, from the return code of `subprocess`; ``None`` where nobody knows it."""
+    if code is None:
+        return "ended"
     if code >= 0:
         return f"ended with exit code {code}"
     try:

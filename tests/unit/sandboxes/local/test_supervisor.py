@@ -225,3 +225,39 @@ def test_run_command_kills_what_takes_too_long() -> None:
 
 def test_run_command_may_be_allowed_to_fail() -> None:
     assert module.run_command("token", "revoke", "x", "--state-dir", "/proc/none", may_fail=True) == ""
+
+
+def test_what_an_earlier_supervisor_started_is_replaced_when_it_dies(
+    supervisor: ProcessSupervisor, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "restart_delay", lambda failures: 0.0)
+    foreign = subprocess.Popen(["sleep", "600"])
+    supervisor.take_over(shell(tmp_path, "sleep 600", name="engine"), foreign.pid)
+    assert supervisor.pid("engine") == foreign.pid
+    foreign.kill()
+    foreign.wait()
+    while supervisor.pid("engine") in {foreign.pid, None}:
+        supervisor.wait(0.05)
+    assert len(said) == 1
+
+
+def test_what_was_taken_over_and_is_gone_already_is_replaced(
+    supervisor: ProcessSupervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "restart_delay", lambda failures: 0.0)
+    foreign = subprocess.Popen(["true"])
+    foreign.wait()
+    supervisor.take_over(shell(tmp_path, "sleep 600", name="engine"), foreign.pid)
+    while supervisor.pid("engine") in {foreign.pid, None}:
+        supervisor.wait(0.05)
+
+
+def test_stop_leaves_alone_what_was_taken_over(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
+    foreign = subprocess.Popen(["sleep", "600"])
+    supervisor.take_over(shell(tmp_path, "sleep 600", name="engine"), foreign.pid)
+    supervisor.stop("engine")
+    try:
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()
