@@ -63,6 +63,12 @@ class Mortal:
         self._parent.stdin.flush()
         self._pid = int(self._line())
 
+    def catches(self, number: signal.Signals) -> bool:
+        """Tell whether it has a handler for that signal by now; see SigCgt in proc_pid_status(5)."""
+        status = Path(f"/proc/{self._pid}/status").read_text()
+        caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught, 16) >> (number - 1) & 1)
+
     def end(self, number: signal.Signals) -> int:
         """Its exit code, once it is dead."""
         os.kill(self._pid, number)
@@ -184,6 +190,7 @@ class Deaths:
             wait_until(lambda: not self.fleet.client.nodes(), REST_SECONDS)
         except AssertionError:
             pytest.fail(f"no rest: {self.cloud.here()} {self.rows.open()}\n{self.fleet.log()}")
+        wait_until(lambda: self.daemon.catches(signal.SIGTERM), REST_SECONDS)  # there may have been nothing to put away
         assert self.daemon.end(signal.SIGTERM) == 0, self.fleet.log()
 
 

@@ -31,7 +31,7 @@ def test_the_class_is_a_valid_provider() -> None:
         ({"endpoint": "http://api.hetzner.cloud/v1"}, "https"),
         ({"endpoint": "api.hetzner.cloud"}, "https"),
         ({"token_env": "A", "token_file": "/b"}, "not by both"),
-        ({"ipv4": False, "ipv6": False}, "reached by nobody"),
+        ({"ipv4": False, "ipv6": False}, "unreachable"),
         ({"ipv4": False, "ipv6": False, "networks": [1], "firewalls": [2]}, "public interface"),
         ({"reach": "private"}, "needs networks"),
         ({"reach": "public", "ipv4": False, "ipv6": False, "networks": [1]}, "needs ipv4 or ipv6"),
