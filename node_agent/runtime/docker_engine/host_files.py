@@ -18,10 +18,9 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts, mounts, programs
 from node_agent.host.accounts import Account
-from node_agent.host.disk import out_of_space, read_below
+from node_agent.host.disk import host_errors, read_below
 from node_agent.host.images import EngineImage
 from node_agent.host.network import DEFAULT_RESOLVERS
-from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume
 from node_agent.runtime.base import Stream
 from node_agent.runtime.docker_engine import container_config
@@ -54,7 +53,7 @@ def prepare(
         RuntimeFailure: ``START_ERROR`` for a user that the image does not know; ``INTERNAL`` when the host refuses.
     """
     account = _account(record, container_config.user(record.spec, image), inspected)
-    try:
+    with host_errors(f"sandbox {record.sandbox_id}"):
         return HostParts(
             busybox=programs.provide(tools).busybox,
             workspace=_directory(volume.path / "workspace", account),
@@ -65,9 +64,6 @@ def prepare(
             network=record.part.network or "none",
             account=account,
         )
-    except (OSError, CommandError) as error:
-        code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
-        raise RuntimeFailure(code, f"sandbox {record.sandbox_id}: {error}") from error
 
 
 def _declared(record: DockerRecord, volume: Volume, inspected: dict[str, Any], account: Account) -> dict[str, Path]:

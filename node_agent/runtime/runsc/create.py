@@ -21,7 +21,7 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts, mounts, programs
 from node_agent.host.accounts import Account
-from node_agent.host.disk import out_of_space
+from node_agent.host.disk import host_errors, out_of_space
 from node_agent.host.images import EngineImage, Images
 from node_agent.host.network import Networks
 from node_agent.host.process import CommandError
@@ -83,11 +83,8 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
     def prepare(self, order: Order) -> PreparedStart:
         image = self.images.resolve(order.spec.image)
         root = self.roots.ensure(image)
-        try:
+        with host_errors("programs for the sandboxes"):
             provided = programs.provide(self.node.tools)
-        except (CommandError, OSError) as error:
-            code = ErrorCode.DISK_FULL if out_of_space(error) else ErrorCode.INTERNAL
-            raise RuntimeFailure(code, f"programs for the sandboxes: {error}") from error
         return PreparedStart(image, root, provided, self.probed())
 
     def plan(self, record: RunscRecord, prepared: PreparedStart) -> RunscRecord:
