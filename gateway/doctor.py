@@ -15,11 +15,10 @@ from pydantic import ValidationError
 from gateway.settings import GatewaySettings
 from gateway.wire.limits import MIB
 from gateway.wire.settings import ConfigurationError
-from gateway.wire.system import DISTRIBUTION, Check, GatewayHealth, Verdict
+from gateway.wire.system import DISTRIBUTION, PACKAGES, Check, GatewayHealth, Verdict
 
 OLDEST_PYTHON: Final = (3, 11)
 NEEDED_MODULES: Final = ("fastapi", "uvicorn", "aiohttp", "sqlmodel", "alembic")
-OUR_PACKAGES: Final = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers")
 LEAST_DISK: Final = 512 * MIB  # below this the database and the first image have no room
 COMFORTABLE_DISK: Final = 10 * 1024 * MIB
 PROBE_SECONDS: Final = 2.0
@@ -50,11 +49,9 @@ def python_packages(needed: tuple[str, ...] = NEEDED_MODULES) -> Check:
 def package_names(owners: dict[str, list[str]] | None = None) -> Check:
     """Check that no other distribution has overwritten one of our package names."""
     installed: dict[str, list[str]] = dict(packages_distributions()) if owners is None else owners
-    conflicts = {
-        name: others for name in OUR_PACKAGES if (others := sorted({*installed.get(name, [])} - {DISTRIBUTION}))
-    }
+    conflicts = {name: others for name in PACKAGES if (others := sorted({*installed.get(name, [])} - {DISTRIBUTION}))}
     if not conflicts:
-        return Check(name="package names", verdict=Verdict.OK, found=f"{', '.join(OUR_PACKAGES)} are ours alone")
+        return Check(name="package names", verdict=Verdict.OK, found=f"{', '.join(PACKAGES)} are ours alone")
     return Check(
         name="package names",
         verdict=Verdict.ERROR,

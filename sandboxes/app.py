@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-from gateway.wire.system import DISTRIBUTION, installed_version
+from gateway.wire.system import DISTRIBUTION, PACKAGES, installed_version
 
 ENTRY_POINTS: Final = "sandbox_fleet.commands"
 
@@ -54,8 +54,6 @@ EXTRA_OF_COMMAND: Final = {
     "autoscaler": "autoscaler",
     "simulate": "simulator",
 }
-OURS: Final = frozenset({"sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers"})
-"""Packages of this distribution: one that lacks a module is broken, and shows where."""
 
 
 def _roles() -> dict[str, EntryPoint]:
@@ -119,8 +117,8 @@ def run(arguments: list[str] | None = None) -> int:
         application()(args=arguments, prog_name="sandboxes")
     except ModuleNotFoundError as error:
         # Commands import what they need when they run, so this is the one place that sees every missing package.
-        if error.name is None or error.name.partition(".")[0] in OURS:
-            raise
+        if error.name is None or error.name.partition(".")[0] in PACKAGES:
+            raise  # a package of ours that lacks a module is broken, and shows where
         words = sys.argv[1:] if arguments is None else arguments
         print(f"error: {_missing_package(error.name, words)}", file=sys.stderr)  # noqa: T201 - as below
         return 1

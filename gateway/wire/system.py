@@ -7,6 +7,8 @@ from typing import Final
 from gateway.wire.base import WireAnswer
 
 DISTRIBUTION: Final = "sandbox-fleet"
+PACKAGES: Final = ("sandboxes", "gateway", "node_agent", "autoscaler", "simulator", "providers")
+"""What it installs at the top level."""
 
 
 def installed_version() -> str:
