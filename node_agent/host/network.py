@@ -20,6 +20,14 @@ DEFAULT_POOL: Final = "10.213.0.0/16"
 DEFAULT_RESOLVERS: Final = ("1.1.1.1", "8.8.8.8")
 # Every agent of this host takes the same lock, so that no two choose the same subnet or slot.
 _LOCK: Final = Path("/run/lock/sandbox-fleet-network.lock")
+# gVisor up to 2024 takes a visible rmem_default as the sign of the host's own network namespace and refuses to start
+# its network.  Since about Linux 6.15 it is visible in every namespace; an empty /proc/sys/net in a mount namespace of
+# its own hides it.  Slave propagation lets later mounts and unmounts of the host through.
+HIDE_SYSCTL: Final = (
+    *("unshare", "-m", "--propagation", "slave"),
+    *("sh", "-c", 'mount -t tmpfs tmpfs /proc/sys/net; exec "$@"', "sh"),
+)
+"""Put before the command line of a gVisor that is to see no ``/proc/sys/net``."""
 _MAX_SLOTS: Final = 4096  # three hex digits: interface names have 15 characters at most
 
 

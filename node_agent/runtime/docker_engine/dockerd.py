@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from node_agent.host.network import HIDE_SYSCTL
 from node_agent.host.process import CommandError, run
 
 _ADMIN_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# gVisor up to 2024 takes a visible rmem_default as the sign of the host's own network namespace and refuses to start.
-# Since Linux 6.15 it is visible in every namespace; an empty /proc/sys/net in a mount namespace of its own hides it.
-_HIDE_SYSCTL: Final = "unshare -m --propagation slave sh -c 'mount -t tmpfs tmpfs /proc/sys/net; exec \"$@\"' sh "
 _WRAPPER: Final = """#!/bin/sh
 # Written by the node's Docker engine: runs gVisor for Docker.
 # The KVM platform hangs on machines whose /dev/kvm does not work.  Without gVisor's own overlay, writes land in the
 # container's layer on the host, where the sandbox's volume bounds them.
-exec {hide}{runsc} --platform=systrap --overlay2=none --network=sandbox "$@"
+exec {runsc} --platform=systrap --overlay2=none --network=sandbox "$@"
 """
 
 
@@ -73,7 +71,7 @@ class DockerDaemon:
 
 def gvisor_wrapper(runsc: str, *, hide_sysctl: bool) -> str:
     """Return the script that Docker runs as its runtime ``runsc``."""
-    return _WRAPPER.format(hide=_HIDE_SYSCTL if hide_sysctl else "", runsc=shlex.quote(runsc))
+    return _WRAPPER.format(runsc=shlex.join([*(HIDE_SYSCTL if hide_sysctl else ()), runsc]))
 
 
 def sysctl_is_visible() -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from node_agent.host.network import HIDE_SYSCTL
 from node_agent.host.process import CommandError, ended_within, run, start
 from node_agent.runtime.base import Stream
 from node_agent.runtime.locks import StartAttempt
@@ -15,12 +16,6 @@ from node_agent.runtime.runsc.paths import SandboxPaths
 
 START_TIMEOUT: Final = 60.0
 CALL_TIMEOUT: Final = 15.0
-
-# gVisor up to 2024 takes a visible rmem_default as the sign of the host's own network namespace and refuses to start
-# its network.  Since about Linux 6.15 it is visible in every namespace; an empty /proc/sys/net in a mount namespace of
-# its own hides it.  Slave propagation lets later mounts and unmounts of the host through.
-_HIDE_SYSCTL: Final = ("unshare", "-m", "--propagation", "slave", "sh", "-c")
-_HIDE_SCRIPT: Final = 'mount -t tmpfs tmpfs /proc/sys/net; exec "$@"'
 
 # A start must not go on when the agent dies: its successor takes down what it finds, and would miss what comes after.
 _DIE_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -40,7 +35,7 @@ class Runsc:
 
     Attributes:
         state: its ``--root``.
-        hide_sysctl: whether starts need the mount namespace described above.
+        hide_sysctl: whether starts need `HIDE_SYSCTL`.
         socket: whether sandboxes can be asked over their control socket; else the command line takes its place.
     """
 
@@ -103,7 +98,7 @@ class Runsc:
         return ["runsc", f"--root={self.state}", *_FLAGS, f"--network={'sandbox' if network else 'none'}"]
 
     def _launch(self, action: Sequence[str], sandbox: SandboxPaths, network: bool, attempt: StartAttempt) -> None:
-        hide = [*_HIDE_SYSCTL, _HIDE_SCRIPT, "sh"] if network and self.hide_sysctl else []
+        hide = HIDE_SYSCTL if network and self.hide_sysctl else ()
         command = [*_DIE_WITH_US, *hide, *self._command(network), f"--log={sandbox.engine_log}", *action]
         command += [f"--bundle={sandbox.bundle}", f"--pid-file={sandbox.pid_file}", sandbox.sandbox_id]
         attempt.check()
