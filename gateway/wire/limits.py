@@ -73,4 +73,4 @@ MAX_PAGE: Final = 1000
 HEARTBEAT_INTERVAL: Final = 5.0
 UNREACHABLE_AFTER: Final = 20.0  # without a heartbeat for this long, nothing new is placed there
 LOST_AFTER: Final = 300.0  # without a heartbeat for this long, its sandboxes are lost
-JOIN_TOKEN_TTL: Final = 3600.0
+JOIN_TOKEN_TTL: Final = 3600

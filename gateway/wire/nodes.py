@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from gateway.wire import limits
 from gateway.wire.base import NodeId, SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.exec import ExecRequest
 from gateway.wire.resources import Shape
@@ -159,7 +160,7 @@ class JoinTokenRequest(WireRequest):
     """Pool that the machine belongs to."""
     role: NodeRole = "sandbox"
     """What the machine is used for; no sandbox is placed on a ``builder``."""
-    ttl_seconds: int = Field(default=3600, ge=1, le=86400)
+    ttl_seconds: int = Field(default=limits.JOIN_TOKEN_TTL, ge=1, le=86400)
     """Seconds for which it is valid."""
     operation_id: str | None = Field(default=None, min_length=1, max_length=128)
     """The order of this instance.  A token for another operation of the same instance invalidates all older ones."""
@@ -282,8 +283,6 @@ class NodeHealth(WireAnswer):
 
 SUMS = "SHA256SUMS"
 """Name of the file that lists all others, in the format of ``sha256sum --check``."""
-INSTALLER = "install.sh"
-"""Name of the script that turns a machine into a node, from the other files."""
 
 
 class BundleFile(WireAnswer):

@@ -20,7 +20,6 @@ from node_agent.host.disk import libc
 MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
-MS_NOEXEC: Final = 8
 MS_REMOUNT: Final = 32
 MS_NOATIME: Final = 1024
 MS_BIND: Final = 4096
