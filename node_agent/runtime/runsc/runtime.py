@@ -146,6 +146,11 @@ class RunscRuntime(SandboxRuntime):
 
     def wait(self, sandbox_id: str) -> Death:
         lock = self._locks.of(sandbox_id)
+        death = self._death(sandbox_id, lock)
+        with lock.held():  # its death is written before the last of its processes has ended
+            return death
+
+    def _death(self, sandbox_id: str, lock: SandboxLock) -> Death:
         first = self._adopted(sandbox_id)
         with lock.changed:
             while True:

@@ -1,8 +1,10 @@
 """A process of the engine that somebody kills on the host: noticed, reported with its reason, and nothing is left."""
 
+import concurrent.futures
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from node_agent.host import mounts
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.process import readable
 from node_agent.runtime.base import EngineState
+from node_agent.runtime.runsc.paths import SandboxPaths
 from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_all, read_until
 from tests.contract.runtime.marks import runsc_only
 
@@ -50,6 +53,30 @@ def test_paused_sandbox_that_is_killed_is_dead_when_it_is_to_go_on(lab: Lab) -> 
 
         assert failure.value.code is ErrorCode.SANDBOX_NOT_RUNNING
         assert ending.result().reason is DeathReason.EVICTED
+        _nothing_runs(lab, box)
+
+
+@runsc_only
+def test_death_is_told_only_once_every_process_has_ended(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another call that ends meanwhile wakes whoever waits for the death."""
+    burying, go_on, kill = threading.Event(), threading.Event(), SandboxPaths.kill
+
+    def held_up(paths: SandboxPaths) -> None:
+        burying.set()
+        go_on.wait(30)
+        kill(paths)
+
+    with lab.sandbox() as box:
+        ending = in_thread(lab.runtime.wait, box.id)
+        with monkeypatch.context() as patch:
+            patch.setattr(SandboxPaths, "kill", held_up)
+            _kill(box, "runsc-sandbox")
+            assert burying.wait(30)
+            late = in_thread(lab.runtime.wait, box.id)
+            concurrent.futures.wait([ending, late], timeout=0.5)
+            assert not late.done()
+            go_on.set()
+            assert [waiter.result().reason for waiter in (ending, late)] == [DeathReason.EVICTED] * 2
         _nothing_runs(lab, box)
 
 
