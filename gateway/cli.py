@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
 from gateway.wire.errors import ErrorCode
 from gateway.wire.settings import ConfigurationError
+from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
 from gateway.wire.tokens import TokenCreated, TokenRecord, TokenRequest, TokenScope
 
 if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
@@ -128,6 +130,9 @@ def create_token(
     expires_seconds: Annotated[
         int | None, typer.Option(min=1, help="Seconds until it expires; default: never.")
     ] = None,
+    tenant: Annotated[
+        str, typer.Option(help="Whose it is: tenants see nothing of one another, operators see all.")
+    ] = DEFAULT_TENANT,
     state_dir: StateDir = None,
     config: Config = None,
     url: Url = None,
@@ -138,7 +143,9 @@ def create_token(
 
     Without a URL it is created in the database on this machine, as the first token must be, before the first start.
     """
-    request = TokenRequest(name=name, scope=TokenScope(scope), expires_seconds=expires_seconds)
+    if not re.fullmatch(TENANT_PATTERN, tenant):
+        raise typer.BadParameter("a-z, 0-9 and - only, 32 characters at most", param_hint="--tenant")
+    request = TokenRequest(name=name, scope=TokenScope(scope), tenant=tenant, expires_seconds=expires_seconds)
     with _gateway_errors():
         gateway = _gateway(url, token_file, config, state_dir)
         made: TokenCreated = (
@@ -167,12 +174,13 @@ def list_tokens(
         typer.echo(json.dumps([record.model_dump(mode="json") for record in records], indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("ID", "NAME", "SCOPE", "CREATED", "EXPIRES"):
+    for column in ("ID", "NAME", "TENANT", "SCOPE", "CREATED", "EXPIRES"):
         table.add_column(column, no_wrap=column == "ID", overflow="fold")
     for record in records:
         expires = "revoked" if record.revoked_at else f"{record.expires_at:%F %R}" if record.expires_at else "never"
         # As Text, so that brackets in names are not taken for markup.
-        table.add_row(record.id, Text(record.name), record.scope.value, f"{record.created_at:%F %R}", expires)
+        cells = (record.tenant, record.scope.value, f"{record.created_at:%F %R}", expires)
+        table.add_row(record.id, Text(record.name), *cells)
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
 
 

@@ -10,6 +10,7 @@ from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
+from gateway.wire.tenants import DEFAULT_TENANT
 
 NOTHING: Final = Shape()
 NOTHING_HELD: Final = frozenset({SandboxState.PENDING, SandboxState.LOST, SandboxState.DELETED})
@@ -223,6 +224,7 @@ class Token:
     node_id: str | None = None
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    tenant: str = DEFAULT_TENANT
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,7 @@ def token_record(token: Token) -> TokenRecord:
         id=token.id,
         name=token.name,
         scope=TokenScope(token.scope),
+        tenant=token.tenant,
         created_at=token.created_at,
         expires_at=token.expires_at,
         revoked_at=token.revoked_at,

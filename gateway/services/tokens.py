@@ -17,6 +17,7 @@ from gateway.services.to_wire import token_record
 from gateway.store import tokens
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
+from gateway.wire.tenants import DEFAULT_TENANT
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest, TokenScope
 
 CACHE_TTL: Final = 2.0
@@ -33,6 +34,8 @@ class Principal:
     token_id: str
     name: str
     scope: TokenScope
+    tenant: str = DEFAULT_TENANT
+    """Whose what it makes is."""
     node_id: str | None = None
     """The node whose credential it is, for scope ``node``."""
 
@@ -77,6 +80,7 @@ class TokenService:
             name=request.name,
             scope=request.scope.value,
             created_at=now,
+            tenant=request.tenant,
             expires_at=None if lifetime is None else now + timedelta(seconds=lifetime),
         )
         secret = new_secret(request.scope.value[0])
@@ -119,7 +123,7 @@ class TokenService:
             raise ApiError(ErrorCode.UNAUTHORIZED, f"token {token.name!r} was revoked; make a new one")
         if _expired(token, self._clock.now()):
             raise ApiError(ErrorCode.UNAUTHORIZED, f"token {token.name!r} has expired; make a new one")
-        return Principal(token.id, token.name, TokenScope(token.scope), token.node_id)
+        return Principal(token.id, token.name, TokenScope(token.scope), token.tenant, token.node_id)
 
     async def verify_join_token(self, secret: str) -> None:
         """Verify a join token with which an instance may still register; it stays unused.

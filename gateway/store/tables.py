@@ -5,6 +5,8 @@ from datetime import datetime
 from sqlalchemy import Index, Text
 from sqlmodel import Field, SQLModel
 
+from gateway.wire.tenants import DEFAULT_TENANT
+
 
 class SandboxRow(SQLModel, table=True):
     """One sandbox id; a new generation replaces it in place."""
@@ -101,6 +103,7 @@ class TokenRow(SQLModel, table=True):
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
+    tenant: str = DEFAULT_TENANT
 
 
 class JoinTokenRow(SQLModel, table=True):

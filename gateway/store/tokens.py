@@ -22,6 +22,7 @@ def add(session: Session, token: Token, sha256: str) -> None:
             node_id=token.node_id,
             created_at=token.created_at,
             expires_at=token.expires_at,
+            tenant=token.tenant,
         )
     )
 

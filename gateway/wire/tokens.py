@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from gateway.wire.base import Timestamp, WireAnswer, WireRequest
+from gateway.wire.tenants import DEFAULT_TENANT, TenantName
 
 TOKEN_HEADER = "X-UCloud-Sandbox-Token"  # noqa: S105 - the header's name
 
@@ -25,6 +26,8 @@ class TokenRequest(WireRequest):
     """For people: what the token is for."""
     scope: TokenScope = Field(strict=False)
     """``client`` or ``operator``."""
+    tenant: TenantName = DEFAULT_TENANT
+    """Whose it is: what its holder makes is seen by this tenant's tokens, and by operators."""
     expires_seconds: int | None = Field(default=None, ge=1)
     """Seconds until it expires; ``null``: never."""
 
@@ -38,6 +41,8 @@ class TokenRecord(WireAnswer):
     """As requested."""
     scope: TokenScope
     """What it may do."""
+    tenant: str = DEFAULT_TENANT
+    """Whose it is."""
     created_at: Timestamp
     """When it was created."""
     expires_at: Timestamp | None = None

@@ -112,6 +112,7 @@ def _tokens() -> None:
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("expires_at", TIME, nullable=True),
         sa.Column("revoked_at", TIME, nullable=True),
+        sa.Column("tenant", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("sha256"),
     )
