@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 from uuid import uuid4
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -23,6 +23,17 @@ UserName = Annotated[
 Capability = Annotated[str, StringConstraints(pattern=r"^(CAP_)?[A-Z][A-Z0-9_]{0,40}$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/", max_length=limits.MAX_PATH_BYTES)]
 Argument = Annotated[str, StringConstraints(max_length=limits.MAX_COMMAND_BYTES)]
+
+# capabilities(7): what each of these may do is done to the whole host.  The others act on the sandbox's own files,
+# processes and network.
+HOST_LEVEL_CAPABILITIES: Final = frozenset(
+    """
+    ALL AUDIT_CONTROL AUDIT_READ BLOCK_SUSPEND BPF CHECKPOINT_RESTORE DAC_READ_SEARCH LINUX_IMMUTABLE MAC_ADMIN
+    MAC_OVERRIDE MKNOD NET_ADMIN PERFMON SYSLOG SYS_ADMIN SYS_BOOT SYS_MODULE SYS_NICE SYS_PACCT SYS_PTRACE SYS_RAWIO
+    SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG WAKE_ALARM
+    """.split()  # noqa: SIM905 - two dozen names are a list to read, not to quote
+)
+"""Capabilities, without ``CAP_``, that reach the host where a sandbox shares its kernel (``isolation: runc``)."""
 
 
 def check_size(command: list[str], env: dict[str, str]) -> None:
@@ -55,7 +66,7 @@ class Security(WireRequest):
     cap_drop: list[Capability] = ["ALL"]
     """Linux capabilities to drop; ``ALL`` drops all."""
     cap_add: list[Capability] = []
-    """Linux capabilities to add after ``cap_drop``, such as ``NET_BIND_SERVICE``."""
+    """Added after ``cap_drop``, such as ``NET_BIND_SERVICE``; with runc those that reach the host are refused."""
     no_new_privileges: bool = True
     """Whether programs with the setuid bit grant no privileges."""
     pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=1, le=limits.MAX_PIDS)
@@ -206,6 +217,13 @@ class SandboxSpec(WireRequest):
         if isinstance(self.gpus, int):
             return self.gpus
         return 1 if self.gpus == "all" else self.gpus.count(",") + 1
+
+    @property
+    def host_level_capabilities(self) -> list[str]:
+        """Added capabilities that would reach the host; none under gVisor, whose kernel is the sandbox's own."""
+        if self.isolation != "runc":
+            return []
+        return sorted({name.removeprefix("CAP_") for name in self.security.cap_add} & HOST_LEVEL_CAPABILITIES)
 
     @property
     def shape(self) -> Shape:

@@ -145,7 +145,7 @@ def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
         "Memory": spec.memory_mb * MIB,
         "MemorySwap": spec.memory_mb * MIB,
         **_processes(spec),
-        "CapDrop": security.cap_drop,
+        "CapDrop": _dropped(spec),
         "CapAdd": security.cap_add,
         "SecurityOpt": options,
         "ReadonlyRootfs": security.read_only_rootfs,
@@ -161,6 +161,14 @@ def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
         "RestartPolicy": {"Name": "no"},
         "DeviceRequests": device_requests(spec.gpus),
     }
+
+
+def _dropped(spec: SandboxSpec) -> list[str]:
+    """Return the capabilities to drop.
+
+    MKNOD is the only one of `HOST_LEVEL_CAPABILITIES` that Docker leaves to a container by itself.
+    """
+    return [*spec.security.cap_drop, *(["MKNOD"] if spec.isolation == "runc" else [])]
 
 
 def _processes(spec: SandboxSpec) -> dict[str, Any]:

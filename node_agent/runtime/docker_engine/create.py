@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.images import EngineImage, Images
@@ -46,6 +47,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     tag: str
 
     def prepare(self, order: Order) -> EngineImage:
+        check_capabilities(order.spec)
         probe.check_gpus(order.spec, probe.count_usable_gpus())
         return self.images.resolve(order.spec.image)
 
@@ -127,6 +129,21 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
                 _await_first(output, mark_prefix, record)
             finally:
                 attempt.check()
+
+
+def check_capabilities(spec: SandboxSpec) -> None:
+    """Refuse capabilities that reach the host, whatever the gateway let through.
+
+    Raises:
+        RuntimeFailure: ``UNSUPPORTED``.
+    """
+    if not spec.host_level_capabilities:
+        return
+    raise RuntimeFailure(
+        ErrorCode.UNSUPPORTED,
+        f"sandbox {spec.id} asks for {', '.join(spec.host_level_capabilities)} with isolation runc, which would reach"
+        " the host itself; drop them from security.cap_add, or use isolation gvisor",
+    )
 
 
 def _await_first(output: UpgradedStream, mark_prefix: str, record: DockerRecord) -> None:

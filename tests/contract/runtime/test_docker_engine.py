@@ -126,3 +126,16 @@ def test_an_exec_ends_when_its_sandbox_dies_by_itself(lab: Lab) -> None:
             process.wait()
 
     assert failure.value.code is ErrorCode.EXEC_LOST
+
+
+@docker_only
+@pytest.mark.parametrize("capability", ["DAC_READ_SEARCH", "CAP_SYS_ADMIN", "ALL"])
+def test_capabilities_of_the_host_are_refused_before_anything_is_made(lab: Lab, client: Any, capability: str) -> None:
+    order = lab.order(isolation="runc", security={"user": "0", "cap_add": [capability, "NET_BIND_SERVICE"]})
+
+    with pytest.raises(RuntimeFailure) as failure:
+        lab.runtime.create(order)
+
+    assert failure.value.code is ErrorCode.UNSUPPORTED
+    assert lab.found(order.sandbox_id) is None
+    assert client.containers(all=True, filters={"label": f"{container_config.LABEL}={lab.tag}"}) == []

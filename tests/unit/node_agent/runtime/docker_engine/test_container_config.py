@@ -46,6 +46,13 @@ def test_safe_by_default() -> None:
     assert body()["User"] == "1000:1000"
 
 
+@pytest.mark.parametrize("cap_drop", [[], ["ALL"]])
+def test_a_container_that_shares_the_hosts_kernel_never_makes_device_nodes(cap_drop: list[str]) -> None:
+    host = body(isolation="runc", security={"cap_drop": cap_drop})["HostConfig"]
+
+    assert host["CapDrop"] == [*cap_drop, "MKNOD"]
+
+
 def test_limits_reach_the_engine() -> None:
     host = body(cpus=1.5, memory_mb=300, security={"pids_limit": 7}, isolation="runc")["HostConfig"]
 
