@@ -13,6 +13,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "operations.md"
 SOURCES: Final = {
     "gateway": "gateway/settings.py",
+    "policy": "gateway/core/policy.py",
     "node": "node_agent/settings.py",
     "autoscaler": "autoscaler/settings.py",
     "local": "providers/local/provider.py",
@@ -27,7 +28,9 @@ def tables(source: str) -> str:
         for node in tree.body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None
     }
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and fields(node)]
+    classes = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and fields(node)
+    ]
     return "\n".join(table(node, constants, named=len(classes) > 1) for node in classes)
 
 
@@ -35,11 +38,16 @@ def fields(node: ast.ClassDef) -> list[tuple[ast.AnnAssign, str]]:
     """Return each annotated field with the docstring below it."""
     found: list[tuple[ast.AnnAssign, str]] = []
     for statement, below in zip(node.body, [*node.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign) and not ast.unparse(statement.annotation).startswith("ClassVar"):
+        if isinstance(statement, ast.AnnAssign) and _is_setting(statement):
             explained = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
             text = str(below.value.value) if explained else ""  # type: ignore[union-attr]
             found.append((statement, " ".join(text.split())))
     return found
+
+
+def _is_setting(statement: ast.AnnAssign) -> bool:
+    private = ast.unparse(statement.target).startswith("_")
+    return not private and not ast.unparse(statement.annotation).startswith("ClassVar")
 
 
 def table(node: ast.ClassDef, constants: dict[str, ast.expr], *, named: bool) -> str:
@@ -66,7 +74,7 @@ def default(value: ast.expr | None, constants: dict[str, ast.expr]) -> str:
         value = constants.get(value.id, value)
     if value is None or ast.unparse(value) in {"None", "...", "()", "{}", "''"}:
         return ""
-    text = ast.unparse(value)
+    text = ast.unparse(ast.List(value.elts, ast.Load()) if isinstance(value, ast.Tuple) else value)
     if text.startswith("limits."):
         text = str(getattr(_limits(), text.removeprefix("limits.")))
     elif isinstance(value, ast.Attribute):  # a member of an enum, whose value is its name in lower case

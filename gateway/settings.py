@@ -25,6 +25,8 @@ class GatewaySettings(DaemonSettings):
     """SQLAlchemy URL; ``None`` is a SQLite file in ``state_dir``."""
     bundle_dir: Path | None = None
     """Directory of what new nodes install, built by ``sandboxes gateway bundle``; ``None`` is ``state_dir``/bundle."""
+    policy_file: Path | None = None
+    """TOML file with what clients may ask for, and the quotas, per tenant; ``None`` takes the safe defaults."""
     create_wait: float = Field(default=limits.CREATE_WAIT, gt=0)
     """Seconds that a create waits before it answers with a retryable error and continues in the background."""
     delete_wait: float = Field(default=10.0, gt=0)

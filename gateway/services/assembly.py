@@ -11,13 +11,14 @@ from gateway.bundle import BundleService
 from gateway.core.model import Node, Sandbox
 from gateway.core.node_health import HeartbeatLimits
 from gateway.core.transitions import UNSETTLED
-from gateway.errors import ApiError
+from gateway.errors import ApiError, GatewayStartError
 from gateway.services.capacity import CapacityService, PreparedService
 from gateway.services.controllers import Controllers, NodeOrders, ServiceContext
 from gateway.services.expiry import Activity, Reaper
 from gateway.services.node_credentials import NodeDirectory, lock_state, node_secret
 from gateway.services.node_monitor import NodeMonitor
 from gateway.services.nodes import NodeService
+from gateway.services.policies import PolicyFile
 from gateway.services.route_cache import RouteCache
 from gateway.services.sandboxes import SandboxService
 from gateway.services.scheduler import Scheduler
@@ -27,6 +28,7 @@ from gateway.services.unit_of_work import Peers, UnitOfWork
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
 from gateway.store.db import Database
+from gateway.wire.settings import ConfigurationError
 from gateway.wire.states import SandboxState
 
 log = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Services:
     capacity: CapacityService
     prepared: PreparedService
     tokens: TokenService
+    policies: PolicyFile
     bundle: BundleService
     internals: Internals
 
@@ -142,7 +145,10 @@ def build(
 
     Raises:
         gateway.errors.StoreError: newer schema, unreachable, not writable, full disk, or in use by another gateway.
+        gateway.errors.GatewayStartError: the policy file is wrong.
     """
+    clock = clock or SystemClock()
+    policies = _policies(settings, clock)
     lock = lock_state(settings.state_dir)
     try:
         secret = node_secret(settings.state_dir)
@@ -150,7 +156,6 @@ def build(
     except BaseException:
         lock.close()
         raise
-    clock = clock or SystemClock()
     context = _context(db, secret, orders, clock, new_id)
     uow = context.uow
     activity = Activity(db, clock)
@@ -164,9 +169,17 @@ def build(
         capacity=CapacityService(db, clock, context.scheduler),
         prepared=PreparedService(db, clock, new_id),
         tokens=token_service,
+        policies=policies,
         bundle=BundleService(settings.bundle_path),
         internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock)),
     )
+
+
+def _policies(settings: GatewaySettings, clock: AsyncClock) -> PolicyFile:
+    try:
+        return PolicyFile(settings.policy_file, clock)
+    except ConfigurationError as error:
+        raise GatewayStartError(f"{error}; correct it, 'sandboxes policy show' reads it as the gateway does") from error
 
 
 def _context(db: Database, secret: bytes, orders: NodeOrders, clock: AsyncClock, new_id: NewId) -> ServiceContext:

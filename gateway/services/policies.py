@@ -1,0 +1,92 @@
+"""The policy file: read at the start, and again when it changes, so that a new policy needs no restart."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Final
+
+from gateway.core.policy import Policies
+from gateway.services.tasks import AsyncClock
+from gateway.wire.limits import MIB
+from gateway.wire.settings import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks at the file; a look costs one system call."""
+MAX_FILE: Final = 4 * MIB
+_SETTLED_NS: Final = 2_000_000_000
+"""Age from which the time of a file's last change tells it from the next one: clocks of file systems are coarse."""
+
+
+def read_policies(path: Path) -> Policies:
+    """Return the policies of a file.
+
+    Raises:
+        ConfigurationError: it cannot be read or is wrong; the sentence names file, table and key.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+        if len(content) > MAX_FILE:
+            raise ConfigurationError(f"policy file {path}: is larger than {MAX_FILE // MIB} MiB")
+        return Policies.parse(content.decode(), str(path))
+    except OSError as error:
+        raise ConfigurationError(f"policy file {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"policy file {path}: is not UTF-8") from error
+
+
+class PolicyFile:
+    """The policies that hold now.  A file that became wrong changes nothing, and the log says so.
+
+    Args:
+        path: the file; ``None`` means that the built-in defaults hold for everybody.
+        clock: of the gateway.
+
+    Raises:
+        ConfigurationError: as `read_policies`.
+    """
+
+    def __init__(self, path: Path | None, clock: AsyncClock) -> None:
+        self._path = path
+        self._clock = clock
+        self._seen = None if path is None else _signature(path, clock)
+        self._policies = Policies() if path is None else read_policies(path)
+        self._looked = clock.monotonic()
+        self._complaint = ""
+
+    def current(self) -> Policies:
+        """Return the policies of the file as it is, or as it was when it was last right."""
+        now = self._clock.monotonic()
+        if self._path is not None and now - self._looked >= LOOK_EVERY:
+            self._looked = now
+            self._look(self._path)
+        return self._policies
+
+    def _look(self, path: Path) -> None:
+        seen = _signature(path, self._clock)
+        if seen is not None and seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._policies = read_policies(path)
+        except ConfigurationError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("THE NEW POLICY IS NOT USED, the one before still holds: %s", error)
+            return
+        if self._complaint:
+            log.warning("policy file %s: is right again, and holds", path)
+            self._complaint = ""
+
+
+def _signature(path: Path, clock: AsyncClock) -> tuple[int, int, int] | None:
+    """Return what changes with the file; ``None`` where the next change might not show, or there is no file."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - one call, at every look
+    except OSError:
+        return None
+    if clock.now().timestamp() * 1e9 - found.st_mtime_ns < _SETTLED_NS:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,97 @@
+"""The policy file is read again when it changes; a wrong one changes nothing and is complained about."""
+
+import os
+import time
+from collections.abc import Awaitable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gateway.core.policy import Policies
+from gateway.services.policies import LOOK_EVERY, PolicyFile
+from gateway.wire.settings import ConfigurationError
+
+
+class SteppedClock:
+    """Stands still until a test steps it; its wall clock is the machine's, as that of files is."""
+
+    def __init__(self) -> None:
+        self._mono = 100.0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return self._mono
+
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        raise AssertionError("nothing here sleeps")
+
+    def step(self) -> None:
+        self._mono += LOOK_EVERY
+
+
+def written(path: Path, limit: int | str, age: float = 60.0) -> None:
+    """Write a policy file that was last changed so many seconds ago."""
+    path.write_text(f"[default.quota]\nsandboxes = {limit}\n")
+    os.utime(path, (time.time() - age, time.time() - age))
+
+
+def sandboxes(policies: Policies) -> int | None:
+    return policies.of("default")[1].sandboxes
+
+
+def test_a_changed_file_holds_from_the_next_look_on(tmp_path: Path) -> None:
+    path, clock = tmp_path / "policy.toml", SteppedClock()
+    written(path, 1)
+    file = PolicyFile(path, clock)
+    written(path, 22, age=50)
+    assert sandboxes(file.current()) == 1  # not every call looks
+    clock.step()
+    assert sandboxes(file.current()) == 22
+
+
+def test_two_changes_within_the_resolution_of_file_times_are_both_seen(tmp_path: Path) -> None:
+    path, clock = tmp_path / "policy.toml", SteppedClock()
+    written(path, 1, age=0)
+    file = PolicyFile(path, clock)
+    before = path.stat()
+    path.write_text("[default.quota]\nsandboxes = 2\n")
+    os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    clock.step()
+    assert sandboxes(file.current()) == 2
+
+
+def test_a_wrong_file_keeps_what_held_and_is_complained_about_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "policy.toml", SteppedClock()
+    written(path, 1)
+    file = PolicyFile(path, clock)
+    for _ in range(3):
+        written(path, "'many'", age=0)
+        clock.step()
+        assert sandboxes(file.current()) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "[default.quota] sandboxes" in caplog.text
+    path.unlink()
+    clock.step()
+    assert sandboxes(file.current()) == 1
+    written(path, 3)
+    clock.step()
+    assert sandboxes(file.current()) == 3
+    assert caplog.records[-1].levelname == "WARNING"
+
+
+def test_a_wrong_or_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"missing\.toml"):
+        PolicyFile(tmp_path / "missing.toml", SteppedClock())
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="UTF-8"):
+        PolicyFile(wrong, SteppedClock())
+
+
+def test_without_a_file_the_built_in_defaults_hold() -> None:
+    assert PolicyFile(None, SteppedClock()).current().of("x")[0].isolations == ("gvisor",)
