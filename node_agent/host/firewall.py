@@ -1,28 +1,16 @@
 """The host's side of a sandbox's network: one nftables table per node, and a door in Docker's forward chain.
 
 The rules match interfaces by the node's prefix, so a sandbox that comes or goes changes no rule.  From those
-interfaces the host itself, private, link-local, metadata and shared ranges and all of IPv6 are closed; everything else
-is forwarded and translated.  Nobody outside can open a connection into a sandbox.
+interfaces the host itself, every special-purpose range and all of IPv6 are closed; everything else is forwarded and
+translated.  Nobody outside can open a connection into a sandbox.
 """
 
 import json
 import threading
 from typing import Final
 
+from gateway.wire.closed_ranges import CLOSED_IPV4
 from node_agent.host.process import CommandError, run
-
-CLOSED_RANGES: Final = (
-    "0.0.0.0/8",
-    "10.0.0.0/8",
-    "100.64.0.0/10",  # shared address space (RFC 6598); holds metadata services such as 100.100.100.200
-    "127.0.0.0/8",
-    "169.254.0.0/16",  # link-local; holds the metadata service of most clouds
-    "172.16.0.0/12",
-    "192.0.0.0/24",
-    "192.168.0.0/16",
-    "224.0.0.0/3",  # multicast, reserved and broadcast
-)
-"""IPv4 destinations that no sandbox may reach (IANA special-purpose registry, RFC 6890)."""
 
 _RULES: Final = """
 add table inet {table}
@@ -90,7 +78,7 @@ class Firewall:
             return gone
 
     def _rules(self) -> str:
-        return _RULES.format(table=self.table, prefix=self.prefix, closed=", ".join(CLOSED_RANGES))
+        return _RULES.format(table=self.table, prefix=self.prefix, closed=", ".join(map(str, CLOSED_IPV4)))
 
     def _present(self) -> bool:
         tables = json.loads(run(["nft", "-j", "list", "tables", "inet"]))["nftables"]

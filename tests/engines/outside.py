@@ -1,4 +1,4 @@
-"""The outside of this machine, played by a network namespace: a public address and two of metadata services."""
+"""The outside of this machine, played by a network namespace: a public address, and closed ones that answer as well."""
 
 import fcntl
 import subprocess
@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-# Documentation space (RFC 5737): public in form, and routed by nobody.
-PUBLIC = "203.0.113.7"
-METADATA = ("169.254.169.254", "100.100.100.200")
+# In none of the special-purpose ranges, and kept back by the registries: public in form, and nobody's.
+PUBLIC = "192.0.1.7"
+ROUTER = "192.0.1.1"
+"""This machine, as the outside sees it."""
+METADATA = ("169.254.169.254", "100.100.100.200", "168.63.129.16")
+CLOSED = (*METADATA, "192.88.99.7", "198.18.0.7", "203.0.113.7")
+"""Addresses that answer, and that no sandbox may reach."""
 PORT = 8080
 LOCK = Path("/run/lock/sandbox-fleet-test-network.lock")
 SERVER = f"""
@@ -26,23 +30,21 @@ with socket.create_server(("", {PORT})) as server:
 
 @pytest.fixture(scope="module")
 def outside(engines: None) -> Iterator[None]:
-    """Run a network namespace that plays the outside: it answers on a public-range and on metadata addresses."""
+    """Run a network namespace that plays the outside: it answers on `PUBLIC` and all of `CLOSED`."""
     name = f"w{uuid.uuid4().hex[:8]}"
     script = f"""
       ip netns add {name}
       ip link add {name} type veth peer name eth0 netns {name}
-      ip address add 203.0.113.1/32 dev {name}
+      ip address add {ROUTER}/32 dev {name}
       ip link set {name} up
-      ip route add {PUBLIC}/32 dev {name}
-      ip route add {METADATA[1]}/32 dev {name}
-      ip route add {METADATA[0]}/32 dev {name}
       ip -n {name} link set lo up
       ip -n {name} link set eth0 up
-      ip -n {name} address add {PUBLIC}/32 dev eth0
-      ip -n {name} address add {METADATA[0]}/32 dev eth0
-      ip -n {name} address add {METADATA[1]}/32 dev eth0
-      ip -n {name} route add 203.0.113.1/32 dev eth0
-      ip -n {name} route add default via 203.0.113.1
+      for address in {PUBLIC} {" ".join(CLOSED)}; do
+        ip route add $address/32 dev {name}
+        ip -n {name} address add $address/32 dev eth0
+      done
+      ip -n {name} route add {ROUTER}/32 dev eth0
+      ip -n {name} route add default via {ROUTER}
     """
     server = None
     # The addresses are the same in every run, so runs on one machine take turns.
