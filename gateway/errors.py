@@ -40,6 +40,7 @@ class ApiError(Exception):
         message: one sentence: what happened, to what, and what to do next.
         retryable: as on the wire.
         retry_after: seconds for the ``Retry-After`` header; ``None`` sends none.
+        allow: methods for the ``Allow`` header; empty sends none.
         details: further fields of the body.
     """
 
@@ -50,6 +51,7 @@ class ApiError(Exception):
         *,
         retryable: bool | None = None,
         retry_after: float | None = None,
+        allow: tuple[str, ...] = (),
         **details: Unpack[ErrorDetails],
     ) -> None:
         super().__init__(message)
@@ -57,6 +59,7 @@ class ApiError(Exception):
         self.message = message
         self.retryable = CODE_RULES[code].retryable if retryable is None else retryable
         self.retry_after = retry_after
+        self.allow = allow
         self.details = details
 
     @property

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, compile_path
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from gateway.errors import ApiError
@@ -151,7 +151,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answer what the frameworks themselves refuse: paths, methods, and bodies that cannot be read."""
+    """Answer what the frameworks themselves refuse: paths, and bodies that cannot be read; methods, `AuthGate` has."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for that class
     cause = error.__cause__
     if isinstance(cause, ApiError):
@@ -160,20 +160,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.scope['path'][:300]}"
     if error.status_code == 404:
         return error_response(ApiError(ErrorCode.NOT_FOUND, f"no such path: {where}; see /openapi.json"), request.scope)
-    if error.status_code == 405:
-        return _method_not_allowed(request, where)
     problem = "cannot be read as JSON in UTF-8"
     refusal = invalid_request(f"the body of {where} {problem}", FieldError(field="", problem=problem))
     return error_response(refusal, request.scope)
-
-
-def _method_not_allowed(request: Request, where: str) -> Response:
-    path = request.scope["path"]
-    allowed = sorted(method for method, template in ACCESS if compile_path(template)[0].match(path))
-    refusal = ApiError(ErrorCode.METHOD_NOT_ALLOWED, f"{where} is no method of this path; it has {', '.join(allowed)}")
-    response = error_response(refusal, request.scope)
-    response.headers["Allow"] = ", ".join(allowed)
-    return response
 
 
 async def _caller_gone(_request: Request, _error: Exception) -> Response:

@@ -103,27 +103,27 @@ def permitted(access: RouteAccess | None, principal: Principal, node_id: str | N
     return access is not RouteAccess.JOIN
 
 
+Methods = dict[str, RouteAccess]
+"""Whom each method of one path admits."""
+
+
 class _AccessTable:
-    """Finds the row of `ACCESS` for a request."""
+    """Finds the rows of `ACCESS` for a path: a fixed one is never taken for an id."""
 
     def __init__(self) -> None:
-        self._fixed: dict[tuple[str, str], RouteAccess] = {}
-        self._patterns: dict[str, list[tuple[re.Pattern[str], RouteAccess]]] = {}
+        self._fixed: dict[str, Methods] = {}
+        patterns: dict[str, Methods] = {}
         for (method, template), access in ACCESS.items():
-            if "{" in template:
-                self._patterns.setdefault(method, []).append((compile_path(template)[0], access))
-            else:
-                self._fixed[method, template] = access
+            (patterns if "{" in template else self._fixed).setdefault(template, {})[method] = access
+        self._patterns = [(compile_path(template)[0], methods) for template, methods in patterns.items()]
 
-    def find(self, method: str, path: str) -> tuple[RouteAccess | None, dict[str, str]]:
-        access = self._fixed.get((method, path))
-        if access is not None:
-            return access, {}
-        for pattern, candidate in self._patterns.get(method, ()):
-            found = pattern.match(path)
-            if found:
-                return candidate, found.groupdict()
-        return None, {}
+    def find(self, path: str) -> tuple[Methods, dict[str, str]]:
+        if (fixed := self._fixed.get(path)) is not None:
+            return fixed, {}
+        for pattern, methods in self._patterns:
+            if (found := pattern.match(path)) is not None:
+                return methods, found.groupdict()
+        return {}, {}
 
 
 class AuthGate:
@@ -139,7 +139,8 @@ class AuthGate:
         await self._app(scope, receive, send)
 
     async def _check(self, scope: Scope) -> None:
-        access, names = self._table.find(scope["method"], scope["path"])
+        methods, names = self._table.find(scope["path"])
+        access = methods.get(scope["method"])
         if access is RouteAccess.OPEN:
             return
         secret = secret_of(Headers(scope=scope))
@@ -156,6 +157,8 @@ class AuthGate:
             return
         principal = await self._tokens.verify(secret)
         state[PRINCIPAL] = principal
+        if methods and access is None:
+            raise _method_not_allowed(scope, tuple(sorted(methods)))
         if not permitted(access, principal, names.get("node_id")):
             raise ApiError(
                 ErrorCode.FORBIDDEN,
@@ -171,3 +174,9 @@ class AuthGate:
                 return False
             raise
         return True
+
+
+def _method_not_allowed(scope: Scope, allowed: tuple[str, ...]) -> ApiError:
+    where = f"{scope['method']} {scope['path'][:300]}"
+    sentence = f"{where} is no method of this path; it has {', '.join(allowed)}"
+    return ApiError(ErrorCode.METHOD_NOT_ALLOWED, sentence, allow=allowed)

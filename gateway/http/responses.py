@@ -37,6 +37,8 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         retry_after = DEFAULT_RETRY_AFTER
     if retry_after is not None:
         headers["Retry-After"] = str(max(0, math.ceil(retry_after)))
+    if error.allow:
+        headers["Allow"] = ", ".join(error.allow)
     if error.code is ErrorCode.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     content = error.body(request_id_of(scope)).model_dump_json(exclude_none=True)

@@ -1,5 +1,6 @@
 """Nobody gets past the gate without the right token, on any route."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -169,7 +170,9 @@ def test_unknown_paths_need_a_token_too(guarded: Guarded, path: str) -> None:
         ("PATCH", "/v1/sandboxes", "GET, POST"),
         ("HEAD", "/v1/sandboxes/box/files?path=/x", "GET, PUT"),
         ("DELETE", "/healthz", "GET"),
-        ("OPTIONS", "/v1/nodes/join-tokens", "DELETE, POST"),
+        ("OPTIONS", "/v1/nodes/join-tokens", "POST"),
+        ("DELETE", "/v1/nodes/join-tokens", "POST"),
+        ("POST", "/v1/bundle/manifest", "GET"),
     ],
 )
 def test_unknown_methods(guarded: Guarded, method: str, path: str, allow: str) -> None:
@@ -179,3 +182,16 @@ def test_unknown_methods(guarded: Guarded, method: str, path: str, allow: str) -
     assert known.headers["allow"] == allow
     if method != "HEAD":
         assert body_of(known).code is ErrorCode.METHOD_NOT_ALLOWED
+
+
+def test_every_path_allows_what_the_document_says_and_no_more(guarded: Guarded) -> None:
+    paths = routes_only().openapi()["paths"]
+    wrong = {}
+    for template, operations in paths.items():
+        documented = sorted(method.upper() for method in operations)
+        path = re.sub(r"\{\w+\}", "x", template)
+        for method in {"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS"} - set(documented):
+            answer = guarded.call(method, path, guarded.secrets[OPERATOR])
+            if answer.status_code != 405 or answer.headers["allow"] != ", ".join(documented):
+                wrong[method, template] = answer.status_code, answer.headers.get("allow")
+    assert wrong == {}
