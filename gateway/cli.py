@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 from uuid import uuid4
 
 import click
@@ -23,9 +23,10 @@ from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError,
 from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
 from gateway.wire.errors import ErrorCode
+from gateway.wire.limits import MAX_TOKEN_TTL
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
-from gateway.wire.tokens import TokenCreated, TokenRecord, TokenRequest, TokenScope
+from gateway.wire.tokens import RequestedScope, TokenCreated, TokenRecord, TokenRequest, TokenScope
 
 if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
     from gateway.services.tokens import TokenService
@@ -124,11 +125,9 @@ def make_bundle(
 @token_app.command("create")
 def create_token(
     name: Annotated[str, typer.Option(help="What the token is for; shown in lists and logs.")],
-    scope: Annotated[
-        Literal["client", "operator"], typer.Option(help="client works with sandboxes, operator may do everything.")
-    ],
+    scope: Annotated[RequestedScope, typer.Option(help="client works with sandboxes, operator may do everything.")],
     expires_seconds: Annotated[
-        int | None, typer.Option(min=1, help="Seconds until it expires; default: never.")
+        int | None, typer.Option(min=1, max=MAX_TOKEN_TTL, help="Seconds until it expires; default: never.")
     ] = None,
     tenant: Annotated[
         str, typer.Option(help="Whose it is: tenants see nothing of one another, operators see all.")
@@ -145,7 +144,7 @@ def create_token(
     """
     if not re.fullmatch(TENANT_PATTERN, tenant):
         raise typer.BadParameter("a-z, 0-9 and - only, 32 characters at most", param_hint="--tenant")
-    request = TokenRequest(name=name, scope=TokenScope(scope), tenant=tenant, expires_seconds=expires_seconds)
+    request = TokenRequest(name=name, scope=scope, tenant=tenant, expires_seconds=expires_seconds)
     with _gateway_errors():
         gateway = _gateway(url, token_file, config, state_dir)
         made: TokenCreated = (

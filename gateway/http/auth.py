@@ -4,7 +4,6 @@ The gate comes before routing and before the body is read, so that nobody withou
 anything.  A path or method outside the table needs a valid token too, of any scope.
 """
 
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final

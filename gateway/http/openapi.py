@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from gateway.http.auth import ACCESS, RouteAccess
-from gateway.wire import limits
+from gateway.http.routes.parameters import FileQuery, QueryModel, StreamQuery
 from gateway.wire.errors import ErrorBody
 from gateway.wire.exec import PutFileAnswer, StreamLine
 from gateway.wire.tokens import TOKEN_HEADER
@@ -42,15 +42,20 @@ def _parameter(name: str, where: str, schema: dict[str, Any], text: str, *, requ
     return {"name": name, "in": where, "required": required, "schema": schema, "description": text}
 
 
+def _query(model: type[QueryModel]) -> list[dict[str, Any]]:
+    """Return the parameters of a query string that a raw route reads itself."""
+    found = model.model_json_schema()
+    required = found.get("required", [])
+    made = []
+    for name, schema in found["properties"].items():
+        text = schema.pop("description", "")
+        schema.pop("title", None)
+        made.append(_parameter(name, "query", schema, text, required=name in required))
+    return made
+
+
 _BYTES: Final = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _SANDBOX: Final = _parameter("sandbox_id", "path", {"type": "string"}, "Id of the sandbox.", required=True)
-_PATH: Final = _parameter(
-    "path",
-    "query",
-    {"type": "string", "minLength": 1, "maxLength": limits.MAX_PATH_BYTES},
-    "Path of the file: absolute, or relative to the sandbox's working directory.",
-    required=True,
-)
 _ERROR: Final = {"description": "Refused", "content": _ref("ErrorBody")}
 
 RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
@@ -59,14 +64,14 @@ RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "tags": ["files"],
             "operationId": "get_file",
             "summary": "Read a whole file, as raw bytes; the answer carries its `Content-Length`.",
-            "parameters": [_SANDBOX, _PATH],
+            "parameters": [_SANDBOX, *_query(FileQuery)],
             "responses": {"200": {"description": "The file", "content": _BYTES}, "default": _ERROR},
         },
         "put": {
             "tags": ["files"],
             "operationId": "put_file",
             "summary": "Write a whole file, atomically replacing an existing one; missing directories are created.",
-            "parameters": [_SANDBOX, _PATH],
+            "parameters": [_SANDBOX, *_query(FileQuery)],
             "requestBody": {"required": True, "content": _BYTES},
             "responses": {"200": {"description": "Written", "content": _ref("PutFileAnswer")}, "default": _ERROR},
         },
@@ -79,13 +84,7 @@ RAW: Final[dict[str, dict[str, dict[str, Any]]]] = {
             "description": "A stream that ends without a final session was cut: continue with `after`.",
             "parameters": [
                 _parameter("session_id", "path", {"type": "string"}, "Id of the session.", required=True),
-                _parameter(
-                    "after",
-                    "query",
-                    {"type": "integer", "minimum": 0, "default": 0},
-                    "Start after this sequence number.",
-                    required=False,
-                ),
+                *_query(StreamQuery),
             ],
             "responses": {
                 "200": {

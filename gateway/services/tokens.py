@@ -64,26 +64,18 @@ class TokenService:
         self._changes = 0
 
     async def make(self, request: TokenRequest) -> TokenCreated:
-        """Make a token. This is the only time that its secret is shown.
-
-        Raises:
-            ApiError: ``INVALID_REQUEST`` for scope ``node``: those come from registration only.
-        """
-        if request.scope is TokenScope.NODE:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST, "scope: node credentials come from registration only; ask for a join token"
-            )
+        """Make a token. This is the only time that its secret is shown."""
         now = self._clock.now()
         lifetime = request.expires_seconds
         token = Token(
             id=self._new_id(),
             name=request.name,
-            scope=request.scope.value,
+            scope=request.scope,
             created_at=now,
             tenant=request.tenant,
             expires_at=None if lifetime is None else now + timedelta(seconds=lifetime),
         )
-        secret = new_secret(request.scope.value[0])
+        secret = new_secret(request.scope[0])
         await self._db.write(lambda session: tokens.add(session, token, sha256_of(secret)))
         return TokenCreated(token=secret, record=token_record(token))
 

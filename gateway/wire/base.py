@@ -1,7 +1,8 @@
 """Base classes of all wire models, and the checks that every request shares."""
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints, model_validator
 
@@ -31,10 +32,37 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, ser_json_timedelta="float", use_enum_values=False)
 
 
+def _takes_integers(annotation: object) -> bool:
+    """Return whether a field of this type takes whole numbers and no others."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return any(_takes_integers(each) for each in get_args(annotation))
+    return annotation is int
+
+
 class WireRequest(WireModel):
-    """A body that we receive: unknown keys, wrong types and NUL bytes are refused."""
+    """A body that we receive: unknown keys, wrong types and NUL bytes are refused.
+
+    ``53.0`` is a whole number, as in JSON Schema.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    _integers: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._integers = frozenset(name for name, field in cls.model_fields.items() if _takes_integers(field.annotation))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_numbers(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        whole = {
+            name: int(value)
+            for name in cls._integers
+            if isinstance(value := data.get(name), float) and value.is_integer()
+        }
+        return {**data, **whole} if whole else data
 
     @model_validator(mode="after")
     def _refuse_nul(self) -> Self:

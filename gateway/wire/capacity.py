@@ -101,7 +101,7 @@ class PrepareRequest(WireRequest):
     """Seconds after which unclaimed units stop being demand."""
     id: SandboxId | None = None
     """``null`` generates one."""
-    cpus: float | None = Field(default=None, gt=0, le=limits.MAX_CPUS)
+    cpus: float | None = Field(default=None, ge=limits.MIN_CPUS, le=limits.MAX_CPUS)
     """Cores of one unit."""
     memory_mb: int | None = Field(default=None, ge=limits.MIN_MEMORY_MB, le=limits.MAX_MEMORY_MB)
     """MiB of one unit."""
@@ -221,7 +221,7 @@ class PoolCeiling(WireRequest):
     """Engines of its nodes."""
     isolations: list[str]
     """Isolations that those engines support."""
-    max_nodes: int = Field(ge=0)
+    max_nodes: int = Field(ge=0, le=limits.MAX_COUNTER)
     """Most nodes; 0 if it may not grow."""
 
 

@@ -33,7 +33,7 @@ class ExecRequest(WireRequest):
     """Whether input will follow; otherwise the process reads an empty stdin."""
     tty: Literal[False] = False
     """Only ``false`` is supported."""
-    timeout_seconds: float | None = Field(default=None, gt=0, le=limits.MAX_EXEC_TIMEOUT)
+    timeout_seconds: float | None = Field(default=None, ge=limits.MIN_EXEC_TIMEOUT, le=limits.MAX_EXEC_TIMEOUT)
     """Seconds after which the whole process group is killed; the output so far stays readable."""
     user: UserName | None = None
     """``null`` takes the sandbox's user."""

@@ -7,6 +7,10 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
+# -- numbers without a narrower bound ---------------------------------------------------------------------------------
+MAX_INTEGER: Final = 2**53  # what JSON numbers hold exactly everywhere
+MAX_COUNTER: Final = 2**31 - 1  # what an integer column of every database holds
+
 # -- identifiers ------------------------------------------------------------------------------------------------------
 ID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 ENV_KEY_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -35,6 +39,7 @@ DEFAULT_TMPFS_MB: Final = 64
 DEFAULT_RUN_TMPFS_MB: Final = 16
 
 MIN_MEMORY_MB: Final = 16
+MIN_CPUS: Final = 0.01  # Linux's least quota: 1 ms in 100 ms
 MAX_CPUS: Final = 1024.0
 MAX_MEMORY_MB: Final = 16 * 1024 * 1024
 MIN_DISK_MB: Final = 16
@@ -62,10 +67,12 @@ MAX_EVENT_BYTES_PER_READ: Final = 2 * MIB  # escapes turn one byte into six; cli
 MAX_STDIN_BUFFER: Final = 16 * MIB
 MAX_EXECS_PER_NODE: Final = 200  # one reader thread each; measured to stay responsive up to here
 EXEC_RETENTION: Final = 3600.0  # a finished session can be read for this long
+MIN_EXEC_TIMEOUT: Final = 0.001
 MAX_EXEC_TIMEOUT: Final = 7 * 24 * 3600.0
 
 # -- logs and lists ---------------------------------------------------------------------------------------------------
 MAX_LOG_CHUNK: Final = 1 * MIB
+MAX_LOG_OFFSET: Final = MAX_DISK_MB * MIB  # no log is longer than its disk
 DEFAULT_PAGE: Final = 1000
 MAX_PAGE: Final = 1000
 
@@ -74,3 +81,8 @@ HEARTBEAT_INTERVAL: Final = 5.0
 UNREACHABLE_AFTER: Final = 20.0  # without a heartbeat for this long, nothing new is placed there
 LOST_AFTER: Final = 300.0  # without a heartbeat for this long, its sandboxes are lost
 JOIN_TOKEN_TTL: Final = 3600
+MAX_JOIN_TOKEN_TTL: Final = 24 * 3600
+MAX_UPTIME: Final = 100 * 366 * 24 * 3600.0
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+MAX_TOKEN_TTL: Final = 100 * 366 * 24 * 3600

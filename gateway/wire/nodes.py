@@ -39,11 +39,11 @@ class RuntimeReport(WireRequest):
 class Pressure(WireRequest):
     """Percentage of the last 10 s in which some task was stalled (Linux PSI ``some avg10``); null without PSI."""
 
-    cpu: float | None = None
+    cpu: float | None = Field(default=None, ge=0, le=100)
     """Stalled on the CPU."""
-    memory: float | None = None
+    memory: float | None = Field(default=None, ge=0, le=100)
     """Stalled on memory."""
-    io: float | None = None
+    io: float | None = Field(default=None, ge=0, le=100)
     """Stalled on the disk."""
 
 
@@ -54,17 +54,17 @@ class BootStages(WireRequest):
     skipped, such as the installation on a prepared image.
     """
 
-    cloud_init: float | None = Field(default=None, ge=0, strict=False)
+    cloud_init: float | None = Field(default=None, ge=0, le=limits.MAX_UPTIME, strict=False)
     """The bootstrap script started."""
-    engines: float | None = Field(default=None, ge=0, strict=False)
+    engines: float | None = Field(default=None, ge=0, le=limits.MAX_UPTIME, strict=False)
     """All engines are installed."""
-    bundle: float | None = Field(default=None, ge=0, strict=False)
+    bundle: float | None = Field(default=None, ge=0, le=limits.MAX_UPTIME, strict=False)
     """The node agent was downloaded from the gateway and is installed."""
-    agent: float | None = Field(default=None, ge=0, strict=False)
+    agent: float | None = Field(default=None, ge=0, le=limits.MAX_UPTIME, strict=False)
     """The node agent's process started."""
-    registered: float | None = Field(default=None, ge=0, strict=False)
+    registered: float | None = Field(default=None, ge=0, le=limits.MAX_UPTIME, strict=False)
     """The node agent registered."""
-    heartbeat: float | None = Field(default=None, ge=0, strict=False)
+    heartbeat: float | None = Field(default=None, ge=0, le=limits.MAX_UPTIME, strict=False)
     """The gateway accepted its first heartbeat; set by the gateway."""
 
 
@@ -98,18 +98,18 @@ class InventoryItem(WireRequest):
     """One sandbox as the node's engine has it; dead ones are included until the gateway deletes them."""
 
     sandbox_id: SandboxId
-    generation: int = Field(ge=1)
+    generation: int = Field(ge=1, le=limits.MAX_COUNTER)
     operation_id: str
     spec_hash: str
     state: SandboxState = Field(strict=False)
     reason: DeathReason | None = Field(default=None, strict=False)
     detail: str | None = None
-    exit_code: int | None = None
+    exit_code: int | None = Field(default=None, ge=-limits.MAX_COUNTER, le=limits.MAX_COUNTER)
     runtime: RuntimeName
     isolation: Isolation
     image_digest: str | None = None
     shape: Shape
-    live_execs: int = 0
+    live_execs: int = Field(default=0, ge=0, le=limits.MAX_COUNTER)
     started_at: Timestamp | None = Field(default=None, strict=False)
     ended_at: Timestamp | None = Field(default=None, strict=False)
 
@@ -117,7 +117,7 @@ class InventoryItem(WireRequest):
 class Heartbeat(WireRequest):
     """The complete inventory of one node at one moment.  A node sends its heartbeats one after the other."""
 
-    sequence: int = Field(ge=1)
+    sequence: int = Field(ge=1, le=limits.MAX_COUNTER)
     """Incremented by each heartbeat of one agent process."""
     boot_id: str
     """New in every agent process."""
@@ -126,8 +126,8 @@ class Heartbeat(WireRequest):
     total: Shape
     reserved: Shape
     """Sum of the shapes of the sandboxes that hold resources."""
-    used_memory_mb: int
-    used_disk_mb: int
+    used_memory_mb: int = Field(ge=0, le=limits.MAX_INTEGER)
+    used_disk_mb: int = Field(ge=0, le=limits.MAX_INTEGER)
     pressure: Pressure = Pressure()
     runtimes: list[RuntimeReport]
     images: list[str] = []
@@ -160,7 +160,7 @@ class JoinTokenRequest(WireRequest):
     """Pool that the machine belongs to."""
     role: NodeRole = "sandbox"
     """What the machine is used for; no sandbox is placed on a ``builder``."""
-    ttl_seconds: int = Field(default=limits.JOIN_TOKEN_TTL, ge=1, le=86400)
+    ttl_seconds: int = Field(default=limits.JOIN_TOKEN_TTL, ge=1, le=limits.MAX_JOIN_TOKEN_TTL)
     """Seconds for which it is valid."""
     operation_id: str | None = Field(default=None, min_length=1, max_length=128)
     """The order of this instance.  A token for another operation of the same instance invalidates all older ones."""
@@ -249,7 +249,7 @@ class CreateOrder(WireRequest):
     # The spec has passed the gateway's strict check; the node reads it from the gateway's own JSON.
     model_config = ConfigDict(strict=False)
 
-    generation: int = Field(ge=1)
+    generation: int = Field(ge=1, le=limits.MAX_COUNTER)
     operation_id: str
     spec: SandboxSpec
     runtime: RuntimeName
@@ -267,7 +267,7 @@ class ExecOrder(WireRequest):
     model_config = ConfigDict(strict=False)
 
     session_id: str
-    generation: int = Field(ge=1)
+    generation: int = Field(ge=1, le=limits.MAX_COUNTER)
     exec: ExecRequest
 
 

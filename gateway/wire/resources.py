@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field
 
+from gateway.wire import limits
 from gateway.wire.base import WireModel
 
 
@@ -12,15 +13,15 @@ class Shape(WireModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    cpus: float = Field(default=0.0, ge=0)
+    cpus: float = Field(default=0.0, ge=0, le=limits.MAX_INTEGER, allow_inf_nan=False)
     """Cores; fractions are allowed."""
-    memory_mb: int = Field(default=0, ge=0)
+    memory_mb: int = Field(default=0, ge=0, le=limits.MAX_INTEGER)
     """MiB."""
-    disk_mb: int = Field(default=0, ge=0)
+    disk_mb: int = Field(default=0, ge=0, le=limits.MAX_INTEGER)
     """MiB of writable disk."""
-    gpus: int = Field(default=0, ge=0)
+    gpus: int = Field(default=0, ge=0, le=limits.MAX_INTEGER)
     """Whole devices."""
-    slots: int = Field(default=0, ge=0)
+    slots: int = Field(default=0, ge=0, le=limits.MAX_INTEGER)
     """Number of sandboxes: 1 for a sandbox; for a node, the most that it may run."""
 
     def __add__(self, other: Self) -> "Shape":

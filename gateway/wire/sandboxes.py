@@ -111,9 +111,9 @@ class Ssh(WireRequest):
     """Not used."""
     host: str = "127.0.0.1"
     """Not used."""
-    host_port: int | None = None
+    host_port: int | None = Field(default=None, ge=0, le=65535)
     """Not used."""
-    container_port: int = 22
+    container_port: int = Field(default=22, ge=0, le=65535)
     """Not used."""
     authorized_keys: list[str] = []
     """Not used."""
@@ -137,13 +137,16 @@ class SandboxSpec(WireRequest):
     """Variables of the first process and of every exec; they appear in every answer about the sandbox."""
     working_dir: AbsolutePath | None = None
     """``null`` takes the image's, or the workspace if the image names none or ``/``."""
-    cpus: float = Field(default=limits.DEFAULT_CPUS, gt=0, le=limits.MAX_CPUS)
+    cpus: float = Field(default=limits.DEFAULT_CPUS, ge=limits.MIN_CPUS, le=limits.MAX_CPUS)
     """Cores; fractions are allowed."""
     memory_mb: int = Field(default=limits.DEFAULT_MEMORY_MB, ge=limits.MIN_MEMORY_MB, le=limits.MAX_MEMORY_MB)
     """MiB for all processes together and /tmp; exceeding it ends the whole sandbox: ``oom``."""
     disk_mb: int = Field(default=limits.DEFAULT_DISK_MB, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
     """MiB for the writable layer and the workspace together."""
-    gpus: int | Annotated[str, StringConstraints(pattern=r"^(all|device=[A-Za-z0-9,:-]{1,512})$")] = 0
+    gpus: (
+        Annotated[int, Field(ge=0, le=limits.MAX_GPUS)]
+        | Annotated[str, StringConstraints(pattern=r"^(all|device=[A-Za-z0-9,:-]{1,512})$")]
+    ) = 0
     """As ``docker run --gpus``: a count, ``all``, or ``device=0,1``."""
     network: Network = "none"
     """``none``: loopback only; ``bridge``: the internet, but no private network."""
@@ -167,13 +170,6 @@ class SandboxSpec(WireRequest):
     """Accepted for older clients: every sandbox here can be paused."""
     managed_process: Literal[False] = False
     """Accepted for older clients; only ``false`` is supported."""
-
-    @field_validator("gpus")
-    @classmethod
-    def _gpu_count(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 0 <= value <= limits.MAX_GPUS:
-            raise ValueError(f"gpus: a count from 0 to {limits.MAX_GPUS}")
-        return value
 
     @field_validator("memory_mb", "cpus", "disk_mb", "network", "security", "filesystem", mode="before")
     @classmethod

@@ -1,10 +1,11 @@
 """Tokens and what they may do."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from gateway.wire import limits
 from gateway.wire.base import Timestamp, WireAnswer, WireRequest
 from gateway.wire.tenants import DEFAULT_TENANT, TenantName
 
@@ -19,16 +20,20 @@ class TokenScope(StrEnum):
     NODE = "node"
 
 
+RequestedScope = Literal["client", "operator"]
+"""What a token for people or programs may do."""
+
+
 class TokenRequest(WireRequest):
     """Creates a token for people or programs.  Node credentials come from registration only."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     """For people: what the token is for."""
-    scope: TokenScope = Field(strict=False)
-    """``client`` or ``operator``."""
+    scope: RequestedScope
+    """What it may do."""
     tenant: TenantName = DEFAULT_TENANT
     """Whose it is: what its holder makes is seen by this tenant's tokens, and by operators."""
-    expires_seconds: int | None = Field(default=None, ge=1)
+    expires_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TOKEN_TTL)
     """Seconds until it expires; ``null``: never."""
 
 

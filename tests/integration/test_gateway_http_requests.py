@@ -398,3 +398,47 @@ def test_no_answer_is_compressed_or_redirected(gateway: HttpGateway) -> None:
     answer = gateway.call("GET", "/v1/sandboxes", headers=headers, allow_redirects=False)
     assert "content-encoding" not in answer.headers
     assert gateway.call("GET", "/v1/sandboxes/", headers=headers, allow_redirects=False).status_code == 404
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("POST", "/v1/capacity/prepare", {"count": 1, "cpus": 5e-324}, "cpus"),
+        ("POST", "/v1/tokens", {"name": "x", "scope": "client", "expires_seconds": 252000000000}, "expires_seconds"),
+        ("POST", "/v1/tokens", {"name": "x", "scope": "node"}, "scope"),
+        ("GET", f"/v1/sandboxes/box/logs?offset={2**60}", None, "offset"),
+        ("GET", f"/v1/exec/{SESSION}/events?after={2**60}", None, "after"),
+        ("GET", f"/v1/exec/{SESSION}/stream?after={2**60}", None, "after"),
+        ("GET", f"/v1/exec/{SESSION}/events?wait_seconds=1e300", None, "wait_seconds"),
+    ],
+)
+def test_a_number_out_of_bounds_is_named(
+    gateway: HttpGateway, method: str, path: str, body: dict[str, Any] | None, field: str
+) -> None:
+    answer = gateway.call(method, path, json=body, headers=gateway.operator)
+    assert answer.status_code == 422, answer.text
+    assert [item.field for item in body_of(answer).fields or ()] == [field]
+
+
+@pytest.mark.parametrize("offset", [2**44 - 1, limits.MAX_LOG_OFFSET])
+def test_logs_are_asked_for_at_any_offset_that_a_log_can_have(gateway: HttpGateway, offset: int) -> None:
+    answer = gateway.call("GET", f"/v1/sandboxes/box/logs?offset={offset}")
+    assert answer.status_code == 200, answer.text
+    assert gateway.script.calls[-1].query["offset"] == str(offset)
+
+
+def test_an_integral_float_is_a_whole_number_in_every_body(gateway: HttpGateway) -> None:
+    answer = post_json(gateway, "/v1/capacity/prepare", b'{"count": 2.0, "memory_mb": 53.0}')
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["prepare"]["count"] == 2
+    assert answer.json()["prepare"]["resources"]["memory_mb"] == 53
+
+
+def test_an_empty_cursor_is_the_first_page(gateway: HttpGateway) -> None:
+    whole = gateway.call("GET", "/v1/sandboxes")
+    answer = gateway.call("GET", "/v1/sandboxes?cursor=&refresh=")
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == whole.json()

@@ -21,7 +21,6 @@ from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
-MAX_INTEGER: Final = 2**53  # what JSON numbers hold exactly everywhere
 _SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
 
 
@@ -135,8 +134,8 @@ PreparePath = Annotated[str, Depends(_prepare_id)]
 
 # -- query strings ----------------------------------------------------------------------------------------------------
 
-Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
-Wait = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=limits.MAX_INTEGER)]
+Wait = Annotated[float, Field(ge=0, le=limits.MAX_INTEGER, allow_inf_nan=False)]
 
 
 class QueryModel(base.WireRequest):
@@ -155,6 +154,11 @@ class ListQuery(QueryModel):
     cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
     refresh: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Accepted for older clients: the list is always fresh."""
+
+    @field_validator("cursor", "refresh", mode="before")
+    @classmethod
+    def _empty_is_absent(cls, value: object) -> object:
+        return None if value == "" else value
 
     @field_validator("label")
     @classmethod
@@ -182,7 +186,7 @@ class EventsQuery(QueryModel):
 
     after: Count = 0
     """Events with a greater sequence number."""
-    limit: int = Field(default=limits.MAX_EVENTS_PER_READ, ge=1)
+    limit: int = Field(default=limits.MAX_EVENTS_PER_READ, ge=1, le=limits.MAX_INTEGER)
     """Cut to `limits.MAX_EVENTS_PER_READ`."""
     wait_seconds: Wait = 0.0
     """Seconds, cut to `limits.MAX_LONG_POLL`."""
@@ -192,6 +196,7 @@ class StreamQuery(QueryModel):
     """Where the stream of a session begins."""
 
     after: Count = 0
+    """Start after this sequence number."""
 
 
 class RemoveNodeQuery(QueryModel):
@@ -205,15 +210,15 @@ class LogQuery(QueryModel):
     """Which output, and which part of it."""
 
     stream: Literal["stdout", "stderr"] = "stdout"
-    offset: Count = 0
+    offset: int = Field(default=0, ge=0, le=limits.MAX_LOG_OFFSET)
     limit: int = Field(default=limits.MAX_LOG_CHUNK, ge=1, le=limits.MAX_LOG_CHUNK)
 
 
 class FileQuery(QueryModel):
     """Which file."""
 
-    path: str = Field(min_length=1)
-    """Absolute, or relative to the sandbox's working directory."""
+    path: str = Field(min_length=1, max_length=limits.MAX_PATH_BYTES)
+    """Path of the file: absolute, or relative to the sandbox's working directory."""
 
     @field_validator("path")
     @classmethod

@@ -186,7 +186,7 @@ class DockerRuntime(SandboxRuntime):
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(offset)
+                file.seek(min(offset, size))  # file systems refuse to seek beyond their longest file
                 return LogPiece(file.read(limit), size)
         except FileNotFoundError:  # the first process never began
             return LogPiece(b"", 0)

@@ -234,7 +234,7 @@ class RunscRuntime(SandboxRuntime):
             raise RuntimeFailure(ErrorCode.INTERNAL, f"logs of sandbox {sandbox_id}: {error}") from error
         with file:
             size = os.fstat(file.fileno()).st_size
-            file.seek(offset)
+            file.seek(min(offset, size))  # file systems refuse to seek beyond their longest file
             return LogPiece(file.read(limit), size)
 
     def usage(self, sandbox_id: str) -> UsageNow:

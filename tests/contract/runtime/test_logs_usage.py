@@ -17,12 +17,14 @@ def test_logs_by_stream_and_offset(lab: Lab) -> None:
         part = lab.runtime.logs(box.id, Stream.STDOUT, 8, 3)
         err = lab.runtime.logs(box.id, Stream.STDERR, 0, 1000)
         beyond = lab.runtime.logs(box.id, Stream.STDOUT, 999, 10)
+        far = [lab.runtime.logs(box.id, Stream.STDOUT, offset, 10) for offset in (2**44 - 1, 2**46, 2**63 - 1)]
 
     assert (death.reason, death.exit_code) == (DeathReason.EXITED, 0)
     assert (out.data, out.size) == (b"out one\nout two\n", 16)
     assert (part.data, part.size) == (b"out", 16)
     assert (err.data, err.size) == (b"\xff\x00", 2)
     assert (beyond.data, beyond.size) == (b"", 16)
+    assert {(piece.data, piece.size) for piece in far} == {(b"", 16)}
 
 
 @also_on_runc

@@ -10,6 +10,7 @@ from gateway.http.app import MAX_CREATES, MAX_REQUESTS, STOP_GRACE, route_table,
 from gateway.http.middleware import BODY_IDLE
 from gateway.http.proxy import CLIENT_IDLE
 from gateway.services.sandboxes import MAX_WAITS, RETRIES_PER_SECOND
+from gateway.wire import limits
 
 
 def refs(value: Any) -> Iterator[str]:
@@ -84,3 +85,14 @@ def test_numbers_in_the_prose_are_those_of_the_code() -> None:
     assert ("with 10000 waiting,\n100 s" in page) == (RETRIES_PER_SECOND == 100)
     assert ("for two minutes is cut off" in page) == (BODY_IDLE == CLIENT_IDLE == 120)
     assert ("calls get two seconds" in page) == (STOP_GRACE == 2)
+
+
+def test_raw_routes_document_the_bounds_that_they_check() -> None:
+    paths = routes_only().openapi()["paths"]
+    after = paths["/v1/exec/{session_id}/stream"]["get"]["parameters"][1]
+    assert after["schema"] == {"type": "integer", "minimum": 0, "maximum": limits.MAX_INTEGER, "default": 0}
+
+
+def test_the_document_offers_no_scope_that_is_always_refused() -> None:
+    schemas = routes_only().openapi()["components"]["schemas"]
+    assert schemas["TokenRequest"]["properties"]["scope"]["enum"] == ["client", "operator"]
