@@ -9,12 +9,13 @@ from typing import Final
 
 import click
 
-from gateway.wire.limits import ID_PATTERN
+from gateway.wire.tenants import QUALIFIED_PATTERN
 from sandboxes.output import transfer
 from ucloud_sandboxes_sdk import SandboxClient
 
 PIPE: Final = "-"
-SANDBOX_PATH: Final = re.compile(rf"({ID_PATTERN.removeprefix('^').removesuffix('$')}):(.+)", re.DOTALL)
+_ID: Final = QUALIFIED_PATTERN.removeprefix("^").removesuffix("$")
+SANDBOX_PATH: Final = re.compile(rf"(?P<id>{_ID}):(?P<path>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LocalPath:
 def parse_place(text: str) -> RemotePath | LocalPath:
     """Parse an argument of ``cp``.  A local name that holds a colon is written as ``./name:x``."""
     if match := SANDBOX_PATH.fullmatch(text):
-        return RemotePath(match[1], match[2])
+        return RemotePath(match["id"], match["path"])
     return LocalPath(text)
 
 

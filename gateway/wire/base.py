@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints, model_validator
 
-from gateway.wire.limits import ID_PATTERN
+from gateway.wire.limits import ID_PATTERN, MAX_ID_LENGTH
 
-SandboxId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
-NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+SandboxId = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
+NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
 Timestamp = AwareDatetime
 
 

@@ -87,9 +87,9 @@ class ExecSession(WireAnswer):
     """State of a session."""
 
     id: str
-    """``exec-<32 hex>.<generation>.<sandbox id>``."""
+    """``exec-<32 hex>.<generation>.<sandbox id>``, with the name of the tenant unless that is the default one."""
     sandbox_id: str
-    """The sandbox that it runs in."""
+    """The sandbox that it runs in, by its client's own id."""
     generation: int
     """Generation of the sandbox."""
     command: list[str]
@@ -190,7 +190,7 @@ class PutFileAnswer(WireAnswer):
     ok: bool = True
     """Always true."""
     sandbox_id: str
-    """The sandbox that it was written to."""
+    """The sandbox that it was written to, by its client's own id."""
     path: str
     """As requested."""
     size: int

@@ -12,7 +12,8 @@ MAX_INTEGER: Final = 2**53  # what JSON numbers hold exactly everywhere
 MAX_COUNTER: Final = 2**31 - 1  # what an integer column of every database holds
 
 # -- identifiers ------------------------------------------------------------------------------------------------------
-ID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+ID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.?$"  # two dots in a row end a tenant's name
+MAX_ID_LENGTH: Final = 64
 ENV_KEY_PATTERN: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LABEL_RESERVED_PREFIX: Final = "sandbox-fleet."
 MAX_LABELS: Final = 64

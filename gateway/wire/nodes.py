@@ -9,11 +9,12 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from gateway.wire import limits
-from gateway.wire.base import NodeId, SandboxId, Timestamp, WireAnswer, WireRequest
+from gateway.wire.base import NodeId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.exec import ExecRequest
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
+from gateway.wire.tenants import QualifiedId
 
 NodeRole = Literal["sandbox", "builder", "both"]
 """What a node is used for."""
@@ -97,7 +98,7 @@ class RegisterAnswer(WireAnswer):
 class InventoryItem(WireRequest):
     """One sandbox as the node's engine has it; dead ones are included until the gateway deletes them."""
 
-    sandbox_id: SandboxId
+    sandbox_id: QualifiedId
     generation: int = Field(ge=1, le=limits.MAX_COUNTER)
     operation_id: str
     spec_hash: str
@@ -243,7 +244,8 @@ class NodeEnvelope(WireAnswer):
 class CreateOrder(WireRequest):
     """Run this sandbox: ``PUT /v1/sandboxes/{id}`` on the node.  Idempotent by id and generation.
 
-    A newer generation replaces the present one and keeps its workspace; an older one is refused.
+    The id in the path is the qualified one, the spec's is the client's own.  A newer generation replaces the present
+    one and keeps its workspace; an older one is refused.
     """
 
     # The spec has passed the gateway's strict check; the node reads it from the gateway's own JSON.

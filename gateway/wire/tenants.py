@@ -11,13 +11,16 @@ from typing import Annotated, Final
 
 from pydantic import StringConstraints
 
+from gateway.wire.limits import ID_PATTERN, MAX_ID_LENGTH
+
 DEFAULT_TENANT: Final = "default"
 SEPARATOR: Final = ".."
 TENANT_PATTERN: Final = r"^[a-z0-9][a-z0-9-]{0,31}$"
-QUALIFIED_PATTERN: Final = r"^([a-z0-9-]{1,32}\.\.)?[A-Za-z0-9](\.?[A-Za-z0-9_-]){0,63}\.?$"
-"""Of a sandbox behind the edge: 64 characters of the client's own, 98 at most."""
+QUALIFIED_PATTERN: Final = rf"^([a-z0-9][a-z0-9-]{{0,31}}\.\.)?{ID_PATTERN.removeprefix('^')}"
+MAX_QUALIFIED_LENGTH: Final = 32 + len(SEPARATOR) + MAX_ID_LENGTH
 
 TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
+QualifiedId = Annotated[str, StringConstraints(pattern=QUALIFIED_PATTERN, max_length=MAX_QUALIFIED_LENGTH)]
 
 
 def qualified(tenant: str, sandbox_id: str) -> str:
@@ -25,11 +28,19 @@ def qualified(tenant: str, sandbox_id: str) -> str:
 
     Args:
         tenant: whose it is.
-        sandbox_id: as its client chose it, or as `qualified` returned it for the same tenant.
+        sandbox_id: as its client chose it.
     """
-    if tenant == DEFAULT_TENANT or sandbox_id.startswith(tenant + SEPARATOR):
-        return sandbox_id
-    return tenant + SEPARATOR + sandbox_id
+    return sandbox_id if tenant == DEFAULT_TENANT else tenant + SEPARATOR + sandbox_id
+
+
+def qualified_by(tenant: str, text: str) -> str:
+    """Return the qualified id that a client of ``tenant`` means by ``text``: never another tenant's.
+
+    Its own prefix may be there or not.  What names another tenant becomes an id that nothing has, so it is looked up,
+    and missing, like any other.
+    """
+    own = text.removeprefix(tenant + SEPARATOR)
+    return tenant + SEPARATOR + own if SEPARATOR in own else qualified(tenant, own)
 
 
 def tenant_of(qualified_id: str) -> str:
@@ -40,4 +51,15 @@ def tenant_of(qualified_id: str) -> str:
 
 def own_id(qualified_id: str) -> str:
     """Return the id that the client chose."""
-    return re.sub(r"^[a-z0-9-]{1,32}\.\.", "", qualified_id)
+    return qualified_id.partition(SEPARATOR)[2] or qualified_id
+
+
+def is_id(text: str) -> bool:
+    """Return whether a client may choose ``text`` as an id."""
+    return len(text) <= MAX_ID_LENGTH and re.fullmatch(ID_PATTERN, text) is not None
+
+
+def is_qualified(text: str) -> bool:
+    """Return whether ``text`` can be the qualified id of anything at all."""
+    tenant, separator, own = text.partition(SEPARATOR)
+    return is_id(own) and re.fullmatch(TENANT_PATTERN, tenant) is not None if separator else is_id(text)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from gateway.wire import limits
 from gateway.wire.exec import ExecSession, Stream
+from gateway.wire.tenants import QUALIFIED_PATTERN
 from node_agent.exec.spool import HEADER_SIZE, CharacterGate, Spool, SpoolRecord, cut
 from node_agent.runtime.base import Chunk
 from node_agent.runtime.base import Stream as Output
@@ -22,7 +23,7 @@ from node_agent.runtime.base import Stream as Output
 log = logging.getLogger(__name__)
 
 SESSION_ID: Final = re.compile(
-    r"exec-[0-9a-f]{32}\.(?P<generation>[1-9][0-9]{0,17})\.(?P<sandbox>" + limits.ID_PATTERN[1:-1] + ")"
+    r"exec-[0-9a-f]{32}\.(?P<generation>[1-9][0-9]{0,17})\.(?P<sandbox>" + QUALIFIED_PATTERN[1:-1] + ")"
 )
 """The route is in the id: generation and sandbox.  It is also the name of the session's files."""
 

@@ -135,8 +135,8 @@ class Session:
 
     @property
     def sandbox_id(self) -> str:
-        """The sandbox in which it runs."""
-        return self._session.sandbox_id
+        """The sandbox in which it runs, by its qualified id; the session itself shows the client's own."""
+        return self.id.split(".", 2)[2]
 
     @property
     def generation(self) -> int:

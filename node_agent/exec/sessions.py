@@ -18,6 +18,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
 from gateway.wire.states import ExecStatus
+from gateway.wire.tenants import own_id
 from node_agent.errors import NodeError, bad_field
 from node_agent.exec.history import SESSION_ID, HistoryStore
 from node_agent.exec.runner import FindDeath, Runner, StdinBuffer, StdinRoom
@@ -192,7 +193,7 @@ class Sessions:
         request = order.exec
         first = ExecSession(
             id=order.session_id,
-            sandbox_id=sandbox_id,
+            sandbox_id=own_id(sandbox_id),
             generation=order.generation,
             command=request.command,
             working_dir=request.working_dir,

@@ -13,6 +13,7 @@ import requests
 
 from gateway.client import GatewayClient
 from gateway.wire.sandboxes import RuntimeName
+from gateway.wire.tenants import own_id
 from node_agent.main import NodeAgent, serve
 from node_agent.membership import Connect
 from node_agent.settings import NodeSettings
@@ -43,7 +44,7 @@ class NodeUnderTest:
             "generation": generation,
             "operation_id": f"op-{generation}",
             "runtime": runtime,
-            "spec": {"id": sandbox_id, "image": "fake", "memory_mb": 64, "disk_mb": 64, "cpus": 0.1} | spec,
+            "spec": {"id": own_id(sandbox_id), "image": "fake", "memory_mb": 64, "disk_mb": 64, "cpus": 0.1} | spec,
         }
         return self.call("PUT", f"/v1/sandboxes/{sandbox_id}", json=order)
 

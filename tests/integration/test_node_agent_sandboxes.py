@@ -30,6 +30,27 @@ def test_a_create_answers_with_the_running_sandbox(node: NodeUnderTest, fresh: s
     assert body["started_at"] is not None
 
 
+def test_a_tenants_sandbox_goes_by_its_qualified_id_and_shows_its_clients(node: NodeUnderTest) -> None:
+    longest = f"{'t' * 32}..{'B' * 64}"
+    assert node.create(longest).json()["sandbox"]["sandbox_id"] == longest
+    session = node.exec(longest, ["true"]).json()["session"]
+    assert (session["status"], session["sandbox_id"]) == ("exited", "B" * 64)
+    assert session["id"].endswith(f".1.{longest}")
+    path = f"/v1/sandboxes/{longest}/files"
+    written = node.call("PUT", path, params={"path": "/tmp/x"}, data=b"x")
+    assert written.json()["sandbox_id"] == "B" * 64
+    assert node.create("beta..box").status_code == 200
+    node.gateway.wait_for("both are reported", lambda: node.gateway.reported("beta..box") == "running")
+    for sandbox_id in (longest, "beta..box"):
+        assert node.delete(sandbox_id).status_code == 200
+
+
+@pytest.mark.parametrize("sandbox_id", ["acme..other", "Acme..box", f"{'t' * 33}..box", "a..b..box"])
+def test_an_order_whose_path_does_not_name_its_spec_is_refused(node: NodeUnderTest, sandbox_id: str) -> None:
+    order = {"generation": 1, "operation_id": "o", "runtime": "runsc", "spec": {"id": "box", "image": "fake"}}
+    assert code(node.call("PUT", f"/v1/sandboxes/{sandbox_id}", json=order)) == (422, "invalid_request")
+
+
 def test_the_same_order_sixteen_times_at_once_is_one_create(node: NodeUnderTest, fresh: str) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: node.create(fresh), range(16)))

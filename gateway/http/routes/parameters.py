@@ -19,6 +19,7 @@ from gateway.services.assembly import Services
 from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
+from gateway.wire.tenants import is_id
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
 _SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
@@ -69,11 +70,6 @@ class SessionId:
     text: str
     generation: int
     sandbox_id: str
-
-
-def is_id(text: str) -> bool:
-    """Return whether ``text`` can be the id of anything at all."""
-    return re.fullmatch(limits.ID_PATTERN, text) is not None
 
 
 def _checked_id(text: str, code: ErrorCode, kind: str) -> str:

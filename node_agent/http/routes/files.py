@@ -7,6 +7,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import PATH_PARAMETER, PutFileAnswer
+from gateway.wire.tenants import own_id
 from node_agent.errors import NodeError, bad_field
 from node_agent.files.scripts import path_problem
 from node_agent.files.transfer import ClientGone, SandboxFile
@@ -56,7 +57,7 @@ async def _upload(request: Request, target: SandboxFile, send: Send) -> None:
         return b""
 
     await parts_of(request).transfers.upload(target, size, receive)
-    response = json_response(PutFileAnswer(sandbox_id=target.sandbox_id, path=target.path, size=size))
+    response = json_response(PutFileAnswer(sandbox_id=own_id(target.sandbox_id), path=target.path, size=size))
     await response(request.scope, request.receive, send)
 
 

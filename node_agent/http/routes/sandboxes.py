@@ -10,6 +10,7 @@ from starlette.responses import Response
 from gateway.wire import limits
 from gateway.wire.nodes import CreateOrder, OrderAnswer
 from gateway.wire.sandboxes import LogChunk, Usage
+from gateway.wire.tenants import is_qualified, own_id
 from node_agent.errors import bad_field
 from node_agent.http.context import MAX_INTEGER, Generation, NodeParts, Parts, json_body, json_response, shielded
 from node_agent.runtime.base import Order, Stream
@@ -21,8 +22,8 @@ router = APIRouter()
 @router.put("/v1/sandboxes/{sandbox_id}")
 async def create(sandbox_id: str, parts: Parts, order: CreateOrder = json_body(CreateOrder)) -> Response:
     """Answer once the sandbox runs.  The create goes on when the caller leaves; the same order attaches to it."""
-    if order.spec.id != sandbox_id:
-        raise bad_field("spec.id", f"must be the id in the path, {sandbox_id}")
+    if order.spec.id != own_id(sandbox_id) or not is_qualified(sandbox_id):
+        raise bad_field("spec.id", f"must be the client's own id of the one in the path, {sandbox_id[:200]}")
     wanted = Order(sandbox_id, order.generation, order.operation_id, order.spec, order.spec.sha256())
     return _order_response(parts, await shielded(parts.sandboxes.create(wanted, order.runtime)))
 

@@ -1,6 +1,7 @@
 """Where everything of this runtime lies, and the host's side of one sandbox."""
 
 import contextlib
+import hashlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,6 +17,18 @@ from node_agent.runtime.base import Stream
 from node_agent.runtime.runsc.control import Control
 
 _GOFER: Final = b"runsc-gofer"
+_MAX_CONTAINER: Final = 64
+
+
+def container_name(sandbox_id: str) -> str:
+    """Return runsc's name of a sandbox: its id, or a shorter name with a plus, which no id has.
+
+    The name of the control socket holds it, and the path of a socket has 107 bytes at most.
+    """
+    if len(sandbox_id) <= _MAX_CONTAINER:
+        return sandbox_id
+    digest = hashlib.sha256(sandbox_id.encode()).hexdigest()[:20]
+    return f"{sandbox_id[: _MAX_CONTAINER - 1 - len(digest)]}+{digest}"
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class RunscPaths:
 
     @property
     def run(self) -> Path:
-        """runsc's own state and sockets.  Short: a socket's path has 107 bytes at most, the id alone 64."""
+        """runsc's own state and sockets.  Short: a socket's path has 107 bytes at most, `container_name` alone 64."""
         return Path("/run") / f"sandbox-{self.tag}"
 
     def of(self, sandbox_id: str) -> "SandboxPaths":
@@ -66,6 +79,11 @@ class SandboxPaths:
     @property
     def directory(self) -> Path:
         return self.node.sandboxes / self.sandbox_id
+
+    @property
+    def container(self) -> str:
+        """runsc's name of it."""
+        return container_name(self.sandbox_id)
 
     @property
     def bundle(self) -> Path:
@@ -113,7 +131,7 @@ class SandboxPaths:
 
     @property
     def control(self) -> Control:
-        return Control(self.node.run / f"runsc-{self.sandbox_id}.sock", self.sandbox_id)
+        return Control(self.node.run / f"runsc-{self.container}.sock", self.container)
 
     # -- what runs on the host -------------------------------------------------------------------------------------
 
@@ -177,8 +195,8 @@ class SandboxPaths:
             pids = ", ".join(map(str, sorted(self.cgroup.pids())))
             raise RuntimeFailure(ErrorCode.BUSY, f"processes {pids} of sandbox {self.sandbox_id} do not end; try again")
         self.cgroup.remove()
-        run, name = self.node.run, f"{self.sandbox_id}_sandbox:{self.sandbox_id}"
-        for path in (run / f"{name}.state", run / f"{name}.lock", run / f"runsc-{self.sandbox_id}.sock"):
+        run, name = self.node.run, f"{self.container}_sandbox:{self.container}"
+        for path in (run / f"{name}.state", run / f"{name}.lock", run / f"runsc-{self.container}.sock"):
             path.unlink(missing_ok=True)
 
     def clear(self) -> None:

@@ -12,7 +12,7 @@ from node_agent.host.network import HIDE_SYSCTL
 from node_agent.host.process import CommandError, ended_within, run, start
 from node_agent.runtime.base import Stream
 from node_agent.runtime.locks import StartAttempt
-from node_agent.runtime.runsc.paths import SandboxPaths
+from node_agent.runtime.runsc.paths import SandboxPaths, container_name
 
 START_TIMEOUT: Final = 60.0
 CALL_TIMEOUT: Final = 15.0
@@ -72,7 +72,10 @@ class Runsc:
         Raises:
             CommandError: it could not be written.
         """
-        run([*self._command(network), "checkpoint", f"--image-path={image}", sandbox_id], timeout=timeout)
+        run(
+            [*self._command(network), "checkpoint", f"--image-path={image}", container_name(sandbox_id)],
+            timeout=timeout,
+        )
 
     def pause(self, sandbox_id: str) -> None:
         """Freeze the sandbox's processes.
@@ -80,7 +83,7 @@ class Runsc:
         Raises:
             CommandError: runsc refused.
         """
-        run([*self._command(network=False), "pause", sandbox_id], timeout=CALL_TIMEOUT)
+        run([*self._command(network=False), "pause", container_name(sandbox_id)], timeout=CALL_TIMEOUT)
 
     def resume(self, sandbox_id: str) -> None:
         """Take `pause` back.
@@ -88,11 +91,11 @@ class Runsc:
         Raises:
             CommandError: runsc refused.
         """
-        run([*self._command(network=False), "resume", sandbox_id], timeout=CALL_TIMEOUT)
+        run([*self._command(network=False), "resume", container_name(sandbox_id)], timeout=CALL_TIMEOUT)
 
     def exec_command(self, sandbox_id: str, options: Sequence[str], argv: Sequence[str]) -> list[str]:
         """Return the command line of an exec."""
-        return [*self._command(network=False), "exec", *options, sandbox_id, *argv]
+        return [*self._command(network=False), "exec", *options, container_name(sandbox_id), *argv]
 
     def _command(self, network: bool) -> list[str]:
         return ["runsc", f"--root={self.state}", *_FLAGS, f"--network={'sandbox' if network else 'none'}"]
@@ -100,7 +103,7 @@ class Runsc:
     def _launch(self, action: Sequence[str], sandbox: SandboxPaths, network: bool, attempt: StartAttempt) -> None:
         hide = HIDE_SYSCTL if network and self.hide_sysctl else ()
         command = [*_DIE_WITH_US, *hide, *self._command(network), f"--log={sandbox.engine_log}", *action]
-        command += [f"--bundle={sandbox.bundle}", f"--pid-file={sandbox.pid_file}", sandbox.sandbox_id]
+        command += [f"--bundle={sandbox.bundle}", f"--pid-file={sandbox.pid_file}", sandbox.container]
         attempt.check()
         self.state.mkdir(mode=0o700, exist_ok=True)
         # The sandbox keeps these descriptors for its whole life: files, never a pipe of ours.

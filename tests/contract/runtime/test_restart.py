@@ -3,8 +3,11 @@
 import contextlib
 import json
 
+import pytest
+
 from gateway.wire.states import DeathReason
-from node_agent.runtime.base import EngineState
+from gateway.wire.tenants import own_id, tenant_of
+from node_agent.runtime.base import EngineState, Order
 from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_until
 from tests.contract.runtime.marks import also_on_runc
 
@@ -25,6 +28,26 @@ def test_running_sandbox_is_adopted(lab: Lab) -> None:
         restarted.resume(box.id)
         restarted.delete(box.id)
         assert ending.result().reason is DeathReason.DELETED
+
+
+@also_on_runc
+@pytest.mark.parametrize("sandbox_id", ["acme..box-1", f"{'t' * 32}..{'B' * 64}"], ids=["short", "longest"])
+def test_sandbox_of_a_tenant_lives_and_is_adopted_under_its_qualified_id(lab: Lab, sandbox_id: str) -> None:
+    spec = lab.spec(id=own_id(sandbox_id))
+    order = Order(sandbox_id, 1, "op", spec, spec.sha256())
+    lab.made.append(sandbox_id)
+    lab.runtime.create(order)
+    assert tenant_of(sandbox_id) not in Box(lab, order).text("hostname; echo $HOSTNAME")
+    restarted = lab.reopen()
+    after = Box(_with(lab, restarted), order)
+
+    assert restarted.sweep() == []
+    assert lab.found(sandbox_id, restarted).order == order  # type: ignore[union-attr]
+    restarted.pause(sandbox_id)
+    restarted.resume(sandbox_id)
+    assert after.text("echo up") == "up"
+    restarted.delete(sandbox_id)
+    assert lab.found(sandbox_id, restarted) is None
 
 
 @also_on_runc
