@@ -10,10 +10,12 @@ Within the gateway code decides by `ApiError.code`, never by the sentence. Each 
 refuse.
 """
 
+from collections.abc import Sequence
 from typing import Final, TypedDict, Unpack
 
 from gateway.core.model import Sandbox
 from gateway.core.placement import NeverFits
+from gateway.core.policy_check import Violation
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode, FieldError
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
@@ -114,6 +116,19 @@ def spec_conflict(sandbox: Sandbox) -> ApiError:
         f"sandbox {sandbox.id} exists with another spec; delete it first, or choose another id",
         sandbox_id=sandbox.id,
         state=sandbox.state.value,
+    )
+
+
+def policy_denied(subject: str, tenant: str, violations: Sequence[Violation]) -> ApiError:
+    """Refuse what the operator's policy does not let a tenant's clients ask for; ``subject`` begins the sentence."""
+    named = "; ".join(f"{found.field}: {found.problem}" for found in violations)
+    return ApiError(
+        ErrorCode.POLICY_DENIED,
+        f"{subject} is refused by the policy for tenant {tenant}: {named}; change the request, or ask the operator",
+        fields=[
+            FieldError(field=found.field, problem=found.problem, allowed=found.allowed, where=found.where)
+            for found in violations
+        ],
     )
 
 

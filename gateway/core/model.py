@@ -208,6 +208,7 @@ class Route:
     sandbox_id: str
     generation: int
     node: NodeAddress
+    isolation: Isolation
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------

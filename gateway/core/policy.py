@@ -113,7 +113,7 @@ class Policy(PolicyTable):
     runtimes: tuple[RuntimeName, ...] = Field(default=("runsc", "docker"), strict=False)
     """Runtimes that a spec may name; one that names none is not restricted."""
     capabilities: tuple[Annotated[Capability, AfterValidator(_plain_capability)], ...] = Field(default=(), strict=False)
-    """Linux capabilities that a sandbox may keep or add; ``ALL`` stands for every one that is not host-level."""
+    """Capabilities that a sandbox may keep or add; ``ALL``: every one.  With runc, those that reach the host never."""
     root: tuple[Isolation, ...] = Field(default=("gvisor",), strict=False)
     """Isolations in which processes may run as root, or become it through setuid programs."""
     images: tuple[ImagePattern, ...] = Field(default=("*",), strict=False, max_length=MAX_PATTERNS)

@@ -93,8 +93,17 @@ def outcome_of(code: ErrorCode) -> OrderOutcome:
     return OUTCOMES.get(code, OrderOutcome.UNKNOWN if CODE_RULES[code].retryable else OrderOutcome.FINAL)
 
 
-def accepted(spec: SandboxSpec, spec_hash: str, operation_id: str, now: datetime, generation: int = 1) -> Sandbox:
-    """Return a new sandbox that waits for room. Its ttl counts from here."""
+def accepted(
+    spec: SandboxSpec,
+    spec_hash: str,
+    operation_id: str,
+    now: datetime,
+    generation: int = 1,
+    *,
+    default_ttl: int | None = None,
+) -> Sandbox:
+    """Return a new sandbox that waits for room. Its ttl, or else ``default_ttl`` (seconds), counts from here."""
+    ttl = default_ttl if spec.ttl_seconds is None else spec.ttl_seconds
     return Sandbox(
         spec=spec,
         spec_hash=spec_hash,
@@ -105,7 +114,7 @@ def accepted(spec: SandboxSpec, spec_hash: str, operation_id: str, now: datetime
         created_at=now,
         updated_at=now,
         active_at=now,
-        expires_at=None if spec.ttl_seconds is None else now + timedelta(seconds=spec.ttl_seconds),
+        expires_at=None if ttl is None else now + timedelta(seconds=ttl),
     )
 
 

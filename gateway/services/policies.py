@@ -5,10 +5,17 @@ import os
 from pathlib import Path
 from typing import Final
 
-from gateway.core.policy import Policies
+from gateway import errors
+from gateway.core import policy_check
+from gateway.core.policy import Policies, Policy
+from gateway.core.policy_check import Violation
 from gateway.services.tasks import AsyncClock
+from gateway.services.tokens import Principal
+from gateway.wire.capacity import PrepareRequest
 from gateway.wire.limits import MIB
+from gateway.wire.sandboxes import Isolation, SandboxSpec
 from gateway.wire.settings import ConfigurationError
+from gateway.wire.tokens import TokenScope
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +71,40 @@ class PolicyFile:
             self._look(self._path)
         return self._policies
 
+    # -- checks of calls ----------------------------------------------------------------------------------------------
+
+    def admit(self, caller: Principal, spec: SandboxSpec) -> int | None:
+        """Check what a caller wants to run, at a create or a restart.
+
+        Returns:
+            The ttl in seconds of a sandbox whose spec has none; ``None``: it has none.
+
+        Raises:
+            ApiError: ``POLICY_DENIED``.
+        """
+        policy = self._policy_for(caller)
+        found = policy_check.host_level(spec) if policy is None else policy_check.check(spec, policy)
+        _refuse(f"sandbox {spec.id}", caller, found)
+        return None if policy is None else policy.ttl_without_one
+
+    def admit_prepare(self, caller: Principal, request: PrepareRequest) -> None:
+        """Check capacity that a caller asks for ahead. Raises as `admit`."""
+        policy = self._policy_for(caller)
+        if policy is not None:
+            _refuse("prepared capacity", caller, policy_check.check_prepare(request, policy))
+
+    def admit_exec(self, caller: Principal, user: str | None, isolation: Isolation) -> None:
+        """Check whom a caller wants to run a process as, in a sandbox of this isolation. Raises as `admit`."""
+        policy = self._policy_for(caller)
+        if policy is not None:
+            _refuse("the exec", caller, policy_check.check_exec(user, isolation, policy))
+
+    def _policy_for(self, caller: Principal) -> Policy | None:
+        """Return what binds a caller; ``None`` for an operator."""
+        return None if caller.scope is TokenScope.OPERATOR else self.current().of(caller.tenant)[0]
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
     def _look(self, path: Path) -> None:
         seen = _signature(path, self._clock)
         if seen is not None and seen == self._seen:
@@ -79,6 +120,11 @@ class PolicyFile:
         if self._complaint:
             log.warning("policy file %s: is right again, and holds", path)
             self._complaint = ""
+
+
+def _refuse(subject: str, caller: Principal, found: list[Violation]) -> None:
+    if found:
+        raise errors.policy_denied(subject, caller.tenant, found)
 
 
 def _signature(path: Path, clock: AsyncClock) -> tuple[int, int, int] | None:

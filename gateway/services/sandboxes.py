@@ -66,11 +66,15 @@ class SandboxService:
 
     # -- create -------------------------------------------------------------------------------------------------------
 
-    async def create(self, spec: SandboxSpec) -> SandboxEnvelope:
+    async def create(self, spec: SandboxSpec, *, default_ttl: int | None = None) -> SandboxEnvelope:
         """Return when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
 
         One that ran and has ended since is returned as it is, in its state and with its reason; delete it to use the id
         again. One that never ran is answered with the error that it failed with.
+
+        Args:
+            spec: what the client asks for.
+            default_ttl: seconds that it lives if its spec has no ttl; ``None``: until it is deleted.
 
         Raises:
             ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``; ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
@@ -81,7 +85,7 @@ class SandboxService:
         with self._uow.watch(spec.id) as watch, self._seat() as seated:
             until = self._clock.monotonic() + (self._settings.create_wait if seated else 0.0)
             while True:
-                admitted = await self._admit(spec, spec_hash)
+                admitted = await self._admit(spec, spec_hash, default_ttl)
                 if admitted.sandbox.state is not S.DELETING:
                     break
                 # An earlier sandbox of this id is on its way out.
@@ -92,9 +96,9 @@ class SandboxService:
             )
         return SandboxEnvelope(sandbox=sandbox_record(sandbox), recovered=admitted.recovered)
 
-    async def _admit(self, spec: SandboxSpec, spec_hash: str) -> Admitted:
+    async def _admit(self, spec: SandboxSpec, spec_hash: str, default_ttl: int | None) -> Admitted:
         request = AdmissionRequest(
-            spec, spec_hash, self._context.new_id(), self._clock.now(), self._settings.max_pending
+            spec, spec_hash, self._context.new_id(), self._clock.now(), self._settings.max_pending, default_ttl
         )
         admitted = await self._uow.commit(lambda session: admit(session, request))
         if admitted.sandbox.state is S.PENDING:
@@ -371,7 +375,7 @@ class SandboxService:
             ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
             if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
                 raise errors.not_running(sandbox)
-            route = Route(sandbox.id, sandbox.generation, self._address(located))
+            route = Route(sandbox.id, sandbox.generation, self._address(located), sandbox.spec.isolation)
             if sandbox.state is S.RUNNING:
                 self._context.routes.keep(lookup, route)
             return route

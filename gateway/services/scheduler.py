@@ -59,6 +59,8 @@ class AdmissionRequest:
     operation_id: str
     now: datetime
     max_pending: int
+    default_ttl: int | None = None
+    """Seconds that the sandbox lives if its spec has no ttl; ``None``: until it is deleted."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,14 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
     generation = 1 if tombstone is None else tombstone.generation + 1
     if tombstone is not None:
         next_state(SANDBOX_TRANSITIONS, tombstone.state, SandboxState.PENDING)
-    fresh = transitions.accepted(request.spec, request.spec_hash, request.operation_id, request.now, generation)
+    fresh = transitions.accepted(
+        request.spec,
+        request.spec_hash,
+        request.operation_id,
+        request.now,
+        generation,
+        default_ttl=request.default_ttl,
+    )
     answer = place_one(session, Requirements.of(fresh))
     if isinstance(answer, NeverFits):
         raise errors.never_fits(f"sandbox {fresh.id}", fresh.spec.shape, answer, sandbox_id=fresh.id)

@@ -12,6 +12,7 @@ class ErrorCode(StrEnum):
 
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
+    POLICY_DENIED = "policy_denied"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     INVALID_REQUEST = "invalid_request"
@@ -55,6 +56,7 @@ class CodeRule(NamedTuple):
 CODE_RULES: Final[dict[ErrorCode, CodeRule]] = {
     ErrorCode.UNAUTHORIZED: CodeRule(401, False),
     ErrorCode.FORBIDDEN: CodeRule(403, False),
+    ErrorCode.POLICY_DENIED: CodeRule(403, False),
     ErrorCode.NOT_FOUND: CodeRule(404, False),
     ErrorCode.METHOD_NOT_ALLOWED: CodeRule(405, False),
     ErrorCode.INVALID_REQUEST: CodeRule(422, False),
@@ -96,6 +98,10 @@ class FieldError(WireAnswer):
     """Dotted path of the field, e.g. ``security.pids_limit``; empty for the body as a whole."""
     problem: str
     """What is wrong with the field."""
+    allowed: str | None = None
+    """What would be taken instead, where a policy refused it."""
+    where: str | None = None
+    """Where the operator has set that: file, table and key."""
 
 
 class ErrorBody(WireAnswer):

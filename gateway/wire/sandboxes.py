@@ -35,6 +35,14 @@ HOST_LEVEL_CAPABILITIES: Final = frozenset(
 )
 """Capabilities, without ``CAP_``, that reach the host where a sandbox shares its kernel (``isolation: runc``)."""
 
+DEFAULT_CAPABILITIES: Final = frozenset(
+    """
+    CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL
+    AUDIT_WRITE
+    """.split()  # noqa: SIM905 - as above
+)
+"""What Docker leaves to a container that drops nothing; see "Runtime privilege and Linux capabilities" there."""
+
 
 def check_size(command: list[str], env: dict[str, str]) -> None:
     """Check that Linux will accept a command line, so that nothing is ever cut.
@@ -151,7 +159,7 @@ class SandboxSpec(WireRequest):
     network: Network = "none"
     """``none``: loopback only; ``bridge``: the internet, but no private network."""
     ttl_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
-    """Seconds from acceptance after which the sandbox is deleted."""
+    """Seconds from acceptance after which the sandbox is deleted; ``null``: the default of the tenant's policy."""
     idle_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
     """Seconds without a call and without a running exec after which the sandbox is deleted."""
     runtime: RuntimeName | None = None
@@ -222,6 +230,14 @@ class SandboxSpec(WireRequest):
         return sorted({name.removeprefix("CAP_") for name in self.security.cap_add} & HOST_LEVEL_CAPABILITIES)
 
     @property
+    def capabilities(self) -> frozenset[str]:
+        """Capabilities that its processes may hold, without ``CAP_``; ``ALL`` stands for every one."""
+        dropped = {name.removeprefix("CAP_") for name in self.security.cap_drop}
+        kept = frozenset() if "ALL" in dropped else DEFAULT_CAPABILITIES - dropped
+        kept -= HOST_LEVEL_CAPABILITIES if self.isolation == "runc" else frozenset()
+        return kept | {name.removeprefix("CAP_") for name in self.security.cap_add}
+
+    @property
     def shape(self) -> Shape:
         """What a node must have free to take this sandbox."""
         return Shape(cpus=self.cpus, memory_mb=self.memory_mb, disk_mb=self.disk_mb, gpus=self.gpu_count, slots=1)
@@ -281,7 +297,7 @@ class SandboxRecord(WireAnswer):
     ended_at: Timestamp | None = None
     """When it ended; null before."""
     expires_at: Timestamp | None = None
-    """When ``ttl_seconds`` runs out; null without a ttl."""
+    """When its ttl runs out, its own or the policy's default; null without one."""
 
 
 class SandboxEnvelope(WireAnswer):

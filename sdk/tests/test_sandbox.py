@@ -12,6 +12,7 @@ from ucloud_sandboxes_sdk import (
     NeverFitsError,
     NoRoomError,
     NotFoundError,
+    PolicyDeniedError,
     SandboxApiError,
     SandboxClient,
     SandboxHandle,
@@ -90,6 +91,7 @@ def test_create_raises_last_error_at_its_deadline(client: SandboxClient, gateway
     [
         (ErrorCode.NEVER_FITS, NeverFitsError),
         (ErrorCode.INVALID_REQUEST, InvalidRequestError),
+        (ErrorCode.POLICY_DENIED, PolicyDeniedError),
         (ErrorCode.SPEC_CONFLICT, SpecConflictError),
     ],
 )

@@ -1,7 +1,7 @@
 """Demand for capacity, the ceilings of the pools, and capacity that is prepared ahead."""
 
 from gateway.core.model import PreparedKind
-from gateway.http.routes.parameters import GatewayParts, PreparePath, new_router
+from gateway.http.routes.parameters import Caller, GatewayParts, PreparePath, new_router
 from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.wire.capacity import (
     BuilderPrepareAnswer,
@@ -32,8 +32,9 @@ async def put_ceilings(body: Ceilings, parts: GatewayParts) -> None:
 
 
 @router.post("/v1/capacity/prepare", status_code=201)
-async def prepare_capacity(body: PrepareRequest, parts: GatewayParts) -> PrepareAnswer:
+async def prepare_capacity(body: PrepareRequest, caller: Caller, parts: GatewayParts) -> PrepareAnswer:
     """Request capacity before it is needed; each create of the same shape claims one unit."""
+    parts.services.policies.admit_prepare(caller, body)
     made = await parts.services.prepared.prepare(body)
     return PrepareAnswer(prepare=prepared_capacity(made), demand=await parts.services.capacity.demand())
 

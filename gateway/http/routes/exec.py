@@ -14,6 +14,7 @@ from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.http.proxy import download, forwarded, while_connected
 from gateway.http.routes.parameters import (
+    Caller,
     EventsQuery,
     GatewayParts,
     Parts,
@@ -45,6 +46,7 @@ async def start_exec(
     body: ExecRequest,
     query: Annotated[WaitQuery, Query()],
     request: Request,
+    caller: Caller,
     parts: GatewayParts,
 ) -> Response:
     """Start a process in a running sandbox; a paused one is resumed first.
@@ -55,6 +57,7 @@ async def start_exec(
     wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
 
     async def send(route: Route) -> bytes:
+        parts.services.policies.admit_exec(caller, body.user, route.isolation)
         session_id = f"exec-{uuid4().hex}.{route.generation}.{sandbox_id}"
         order = ExecOrder(session_id=session_id, generation=route.generation, exec=body)
         call = NodeCall(

@@ -13,9 +13,11 @@ from pydantic import ConfigDict, Field, StringConstraints, ValidationError, fiel
 from starlette.types import Scope
 
 from gateway.errors import ApiError
+from gateway.http.auth import PRINCIPAL
 from gateway.http.responses import from_validation, invalid_request
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
+from gateway.services.tokens import Principal
 from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
@@ -54,11 +56,24 @@ def parts_of(scope: Scope) -> Parts:
     return parts
 
 
+def caller_of(scope: Scope) -> Principal:
+    """Return who a request comes from; only for routes that need a token of a principal."""
+    principal = scope["state"][PRINCIPAL]
+    if not isinstance(principal, Principal):
+        raise TypeError(f"the request's principal is {type(principal).__name__}")
+    return principal
+
+
 async def _parts(request: Request) -> Parts:
     return parts_of(request.scope)
 
 
+async def _caller(request: Request) -> Principal:
+    return caller_of(request.scope)
+
+
 GatewayParts = Annotated[Parts, Depends(_parts)]
+Caller = Annotated[Principal, Depends(_caller)]
 
 # -- ids in paths -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.http.proxy import download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
+    Caller,
     FileQuery,
     GatewayParts,
     ListQuery,
@@ -43,23 +44,24 @@ router = new_router("sandboxes")
 
 
 @router.post("/v1/sandboxes", status_code=201, responses={200: {"model": SandboxEnvelope, "description": "Was there"}})
-async def create_sandbox(spec: SandboxSpec, response: Response, parts: GatewayParts) -> SandboxEnvelope:
+async def create_sandbox(spec: SandboxSpec, response: Response, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
     """Create a sandbox; answers when it runs.
 
     Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
     takes long continues after its retryable answer.  Without an `id` the service generates one, and a refused create
     leaves nothing behind.
     """
-    envelope = await _created(parts, spec)
+    default_ttl = parts.services.policies.admit(caller, spec)
+    envelope = await _created(parts, spec, default_ttl)
     if envelope.recovered:
         response.status_code = 200
     return envelope
 
 
-async def _created(parts: Parts, spec: SandboxSpec) -> SandboxEnvelope:
+async def _created(parts: Parts, spec: SandboxSpec, default_ttl: int | None) -> SandboxEnvelope:
     sandboxes = parts.services.sandboxes
     try:
-        return await sandboxes.create(spec)
+        return await sandboxes.create(spec, default_ttl=default_ttl)
     except ApiError:
         if "id" not in spec.model_fields_set:
             # The same body sent again gets another id, so nobody would ever claim what continues after this refusal.
@@ -115,8 +117,9 @@ async def resume_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> Sandbo
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/restart")
-async def restart_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
-    """Start a new generation of a sandbox with the same workspace."""
+async def restart_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
+    """Start a new generation of a sandbox with the same workspace; the policy is checked again."""
+    parts.services.policies.admit(caller, (await parts.services.sandboxes.get(sandbox_id)).spec)
     return SandboxEnvelope(sandbox=await parts.services.sandboxes.restart(sandbox_id))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.wire.limits import MIB
-from gateway.wire.sandboxes import SandboxSpec, Security
+from gateway.wire.sandboxes import DEFAULT_CAPABILITIES, SandboxSpec, Security
 from node_agent.host import programs
 from node_agent.host.accounts import Account
 from node_agent.host.cgroup import cpu_quota
@@ -42,13 +42,6 @@ _CAPABILITIES: Final = tuple(
     SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE
     MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE
     """.split()  # noqa: SIM905 - forty names are a list to read, not to quote
-)
-# What Docker leaves to a container: its documentation, "Runtime privilege and Linux capabilities".
-_DEFAULT_CAPABILITIES: Final = frozenset(
-    """
-    CHOWN DAC_OVERRIDE FSETID FOWNER MKNOD NET_RAW SETGID SETUID SETFCAP SETPCAP NET_BIND_SERVICE SYS_CHROOT KILL
-    AUDIT_WRITE
-    """.split()  # noqa: SIM905 - as above
 )
 
 
@@ -117,7 +110,7 @@ def capabilities(security: Security) -> frozenset[str]:
         UnstartableError: a name is unknown.
     """
     dropped, added = _named(security.cap_drop), _named(security.cap_add)
-    return (_DEFAULT_CAPABILITIES - dropped) | added
+    return (DEFAULT_CAPABILITIES - dropped) | added
 
 
 def _named(names: Iterable[str]) -> frozenset[str]:

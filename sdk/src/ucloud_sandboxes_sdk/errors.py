@@ -5,6 +5,7 @@
     SandboxApiError                     the service refused, or no response came
     ├── AuthenticationError             no token, a wrong one, or one without the right (401, 403)
     ├── InvalidRequestError             a field was refused; ``fields`` names it (400, 413, 422)
+    │   └── PolicyDeniedError           the operator's policy does not allow it; ``fields`` names each value (403)
     ├── NotFoundError                   no such sandbox or exec session (404)
     ├── SpecConflictError               the id exists with another spec (409)
     ├── ConflictError                   something else is being done with it right now (409, retryable)
@@ -102,6 +103,13 @@ class InvalidRequestError(SandboxApiError):
         """The refused fields: ``[{"field": "security.pids_limit", "problem": "…"}]``; may be empty."""
         value = self._get("fields")
         return value if isinstance(value, list) else []
+
+
+class PolicyDeniedError(InvalidRequestError):
+    """The operator's policy does not let this token ask for that; nothing happened.
+
+    Each of ``fields`` also says what is ``allowed``, and ``where`` the operator has set it.
+    """
 
 
 class NotFoundError(SandboxApiError):
@@ -228,6 +236,7 @@ class DeadlineExceededError(TransportError, TimeoutError):
 BY_CODE: Final[Mapping[str, type[SandboxApiError]]] = {
     "unauthorized": AuthenticationError,
     "forbidden": AuthenticationError,
+    "policy_denied": PolicyDeniedError,
     "not_found": NotFoundError,
     "invalid_request": InvalidRequestError,
     "payload_too_large": InvalidRequestError,

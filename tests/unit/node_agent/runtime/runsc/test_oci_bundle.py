@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.wire.sandboxes import SandboxSpec, Security
+from gateway.wire.sandboxes import DEFAULT_CAPABILITIES, SandboxSpec, Security
 from node_agent.host.accounts import Account
 from node_agent.host.images import EngineImage
 from node_agent.runtime.runsc import oci_bundle
@@ -77,8 +77,8 @@ def test_user_without_an_entry_is_at_home_in_the_workspace() -> None:
     [
         (Security(), set()),
         (Security(cap_add=["NET_RAW", "CAP_KILL"]), {"NET_RAW", "KILL"}),
-        (Security(cap_drop=[]), set(oci_bundle._DEFAULT_CAPABILITIES)),
-        (Security(cap_drop=["CHOWN"]), set(oci_bundle._DEFAULT_CAPABILITIES) - {"CHOWN"}),
+        (Security(cap_drop=[]), set(DEFAULT_CAPABILITIES)),
+        (Security(cap_drop=["CHOWN"]), set(DEFAULT_CAPABILITIES) - {"CHOWN"}),
     ],
 )
 def test_capabilities(security: Security, expected: set[str]) -> None:

@@ -1,0 +1,121 @@
+"""References of images, read as Docker reads them, and whether a registry's host can be outside at all."""
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_REGISTRY: Final = "docker.io"
+DEFAULT_TAG: Final = "latest"
+
+_LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_REGISTRY: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{{1,5}})?")
+_REPOSITORY: Final = re.compile(r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*")
+_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,}")
+_ID: Final = re.compile(r"sha256:[0-9a-f]{64}|[0-9a-f]{64}")
+_PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".lan", ".intranet", ".corp", ".home", ".home.arpa")
+
+
+@dataclass(frozen=True)
+class ImageReference:
+    """The name of an image with all defaults filled in.
+
+    Attributes:
+        registry: ``host`` or ``host:port``, in lower case.
+        repository: path within it, such as ``library/debian``.
+        tag: ``None`` where only a digest counts.
+        digest: ``algorithm:hex``, or ``None``.
+    """
+
+    registry: str
+    repository: str
+    tag: str | None
+    digest: str | None = None
+
+    def __str__(self) -> str:
+        tag = "" if self.tag is None else f":{self.tag}"
+        return f"{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+    @property
+    def name(self) -> str:
+        """Registry and repository."""
+        return f"{self.registry}/{self.repository}"
+
+    @classmethod
+    def parse(cls, text: str) -> "ImageReference":
+        """Read a reference such as ``debian``, ``ghcr.io/owner/name:tag`` or ``host:5000/name@sha256:…``.
+
+        Raises:
+            ValueError: it is none; also an image's id, which is no name.
+        """
+        rest, at, digest = text.partition("@")
+        if _ID.fullmatch(text) or (at and not _DIGEST.fullmatch(digest)):
+            raise ValueError(f"{text!r} is not the name of an image")
+        first, slash, path = rest.partition("/")
+        # As Docker decides: a host has a dot, a port or upper case, or is localhost; all else is a path on the default.
+        if slash and (set(first) & {".", ":", "["} or first == "localhost" or first != first.lower()):
+            registry, rest = first, path
+        else:
+            registry = DEFAULT_REGISTRY
+        repository, colon, tag = rest.partition(":")
+        registry = registry.lower()
+        if registry in {DEFAULT_REGISTRY, f"index.{DEFAULT_REGISTRY}"}:
+            registry = DEFAULT_REGISTRY
+            repository = repository if "/" in repository else f"library/{repository}"
+        if (
+            not _REGISTRY.fullmatch(registry)
+            or not _REPOSITORY.fullmatch(repository)
+            or (colon and not _TAG.fullmatch(tag))
+        ):
+            raise ValueError(f"{text!r} is not the name of an image")
+        # A tag beside a digest says nothing more.
+        return cls(registry, repository, None if digest else tag or DEFAULT_TAG, digest or None)
+
+
+def host_of(registry: str) -> str:
+    """Return the host of ``host``, ``host:port`` or ``[address]:port``."""
+    if registry.startswith("["):
+        return registry[1:].partition("]")[0]
+    return registry.partition(":")[0]
+
+
+def is_private_host(host: str) -> bool:
+    """Return whether a host, by its name alone, lies on the machine itself or in a private network.
+
+    A name that looks public may still resolve to a private address; only who resolves it can tell.
+    """
+    name = host.lower().rstrip(".")
+    address = _address(name)
+    if address is not None:
+        return not address.is_global or address.is_multicast
+    # A name of one label is completed from the machine's own search list.
+    return "." not in name or name.endswith(_PRIVATE_SUFFIXES)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(name)
+    except ValueError:
+        try:
+            # Resolvers take 127.1, 0x7f.1 and 2130706433 for addresses as well.
+            return ipaddress.IPv4Address(socket.inet_aton(name))
+        except (OSError, UnicodeError):
+            return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return whether ``text`` as a whole matches a pattern, in which only ``*`` is special: any characters, or none."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
+
+
+def registry_allowed(registry: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether patterns of registries admit one.
+
+    A private host is admitted only by a pattern that names it in full: ``*`` means the registries of the internet.
+    """
+    private = is_private_host(host_of(registry))
+    return any(matches(pattern, registry) for pattern in patterns if not (private and "*" in pattern))
