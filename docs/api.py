@@ -18,7 +18,7 @@ from docs.settings import fields  # noqa: E402 - found below the root, which a s
 from gateway.http.app import routes_only  # noqa: E402
 from gateway.http.auth import ACCESS  # noqa: E402
 from gateway.http.openapi import RAW  # noqa: E402
-from gateway.wire import capacity, exec, nodes, resources, sandboxes, tokens  # noqa: E402
+from gateway.wire import audit, capacity, exec, nodes, resources, sandboxes, tokens  # noqa: E402
 from gateway.wire import errors as wire_errors  # noqa: E402
 from gateway.wire.base import WireModel, WireRequest  # noqa: E402
 from gateway.wire.errors import CODE_RULES, ErrorCode  # noqa: E402
@@ -65,9 +65,10 @@ MODELS: Final[dict[str, tuple[type[WireModel], ...]]] = {
         nodes.JoinToken,
     ),
     "tokens": (tokens.TokenRequest, tokens.TokenCreated, tokens.TokenList, tokens.TokenRecord),
+    "audit": (audit.AuditPage, audit.AuditEntry),
 }
 # Sent without keys that have no value; every other answer carries them as null.
-SPARSE: Final = {wire_errors.ErrorBody, exec.StreamLine}
+SPARSE: Final = {wire_errors.ErrorBody, exec.StreamLine, audit.AuditEntry}
 # Name -> value -> what it means; ``values`` refuses a list that is not the code's.
 VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
     "SandboxState": (
@@ -146,6 +147,18 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "client": "works with sandboxes, and prepares capacity",
             "operator": "may do everything",
             "node": "one node's own; created by registration only",
+        },
+    ),
+    "AuditActor": (
+        audit.AuditActor,
+        {
+            "client": "a token of scope `client`",
+            "operator": "a token of scope `operator`",
+            "node": "a node's credential",
+            "join": "a machine with an unused join token",
+            "nobody": "no token, or one that is not valid",
+            "service": "the service itself, by a deadline or a rule",
+            "local": "a command on the gateway's machine that used the database directly",
         },
     ),
 }

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
@@ -22,6 +23,7 @@ from rich.text import Text
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError, local_token
 from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
+from gateway.wire.audit import AuditActor, AuditEntry
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MAX_TOKEN_TTL
 from gateway.wire.settings import ConfigurationError
@@ -75,7 +77,7 @@ def run_gateway(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Run the gateway in the foreground, until SIGTERM or Ctrl-C."""
-    settings = _settings(config, state_dir, host=host, port=port)
+    settings = load_settings(config, state_dir, host=host, port=port)
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise click.UsageError(f"--log-level {log_level}: must be debug, info, warning or error")
@@ -112,7 +114,7 @@ def make_bundle(
     """
     from gateway.bundle import PYTHONS, BundleRequest, build_bundle
 
-    directory = _settings(config, state_dir).bundle_path
+    directory = load_settings(config, state_dir).bundle_path
     request = BundleRequest(directory, tuple(python or PYTHONS), machine, source)
     manifest = build_bundle(request, partial(typer.echo, err=True))
     if as_json:
@@ -145,12 +147,10 @@ def create_token(
     if not re.fullmatch(TENANT_PATTERN, tenant):
         raise typer.BadParameter("a-z, 0-9 and - only, 32 characters at most", param_hint="--tenant")
     request = TokenRequest(name=name, scope=scope, tenant=tenant, expires_seconds=expires_seconds)
-    with _gateway_errors():
-        gateway = _gateway(url, token_file, config, state_dir)
+    with gateway_errors():
+        gateway = asked_gateway(url, token_file, config, state_dir)
         made: TokenCreated = (
-            gateway.create_token(request)
-            if gateway
-            else _offline(_settings(config, state_dir), lambda tokens: tokens.make(request), create=True)
+            gateway.create_token(request) if gateway else _made_offline(load_settings(config, state_dir), request)
         )
     typer.echo(made.model_dump_json(indent=2) if as_json else made.token)
 
@@ -164,10 +164,12 @@ def list_tokens(
     as_json: AsJson = False,
 ) -> None:
     """List tokens, oldest first; never their secrets."""
-    with _gateway_errors():
-        gateway = _gateway(url, token_file, config, state_dir)
+    with gateway_errors():
+        gateway = asked_gateway(url, token_file, config, state_dir)
         records: list[TokenRecord] = (
-            gateway.tokens() if gateway else _offline(_settings(config, state_dir), lambda tokens: tokens.all()).tokens
+            gateway.tokens()
+            if gateway
+            else _offline(load_settings(config, state_dir), lambda tokens: tokens.all()).tokens
         )
     if as_json:
         typer.echo(json.dumps([record.model_dump(mode="json") for record in records], indent=2))
@@ -193,17 +195,15 @@ def revoke_token(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token.  A running gateway applies it within two seconds."""
-    with _gateway_errors():
-        gateway = _gateway(url, token_file, config, state_dir)
+    with gateway_errors():
+        gateway = asked_gateway(url, token_file, config, state_dir)
         record: TokenRecord = (
-            gateway.revoke_token(token_id)
-            if gateway
-            else _offline(_settings(config, state_dir), lambda tokens: tokens.revoke(token_id))
+            gateway.revoke_token(token_id) if gateway else _revoked_offline(load_settings(config, state_dir), token_id)
         )
     typer.echo(record.model_dump_json(indent=2) if as_json else f"revoked {record.id} ({record.name})")
 
 
-def _settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
+def load_settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
     """Return the settings of file and environment, overridden by those of the command line."""
     options = {"state_dir": state_dir, **given}
     flags = {name: value for name, value in options.items() if value is not None}
@@ -211,6 +211,34 @@ def _settings(config: Path | None, state_dir: Path | None, **given: object) -> G
         return GatewaySettings.load(config, None, **flags)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _made_offline(settings: GatewaySettings, request: TokenRequest) -> TokenCreated:
+    made = _offline(settings, lambda tokens: tokens.make(request), create=True)
+    _audit_offline(settings, "token_created", made.record)
+    return made
+
+
+def _revoked_offline(settings: GatewaySettings, token_id: str) -> TokenRecord:
+    record = _offline(settings, lambda tokens: tokens.revoke(token_id))
+    _audit_offline(settings, "token_revoked", record)
+    return record
+
+
+def _audit_offline(settings: GatewaySettings, event: str, token: TokenRecord) -> None:
+    """Write into the gateway's audit log what was done without the gateway."""
+    from gateway.services.assembly import audit_files
+
+    now = datetime.now(UTC)
+    target = {"token_id": token.id, "uid": str(os.getuid())}
+    entry = AuditEntry(time=now, actor=AuditActor.LOCAL, tenant=token.tenant, event=event, target=target)
+    files = audit_files(settings)
+    try:
+        files.append([entry.line()], now.date())
+        files.close()
+    except OSError as error:
+        message = f"warning: done, but the audit log in {settings.state_dir} cannot be written: {error.strerror}"
+        typer.echo(message, err=True)
 
 
 def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable[T]]", *, create: bool = False) -> T:
@@ -260,7 +288,7 @@ async def _awaited(answer: "Awaitable[T]") -> T:
     return await answer
 
 
-def _gateway(
+def asked_gateway(
     url: str | None, token_file: Path | None, config: Path | None, state_dir: Path | None
 ) -> GatewayClient | None:
     """Return the gateway to ask; ``None`` where the database on this machine is meant.
@@ -297,7 +325,7 @@ def _operator_token(url: str, token_file: Path | None) -> str:
 
 
 @contextmanager
-def _gateway_errors() -> Iterator[None]:
+def gateway_errors() -> Iterator[None]:
     """Raise the gateway's errors as those of a command."""
     try:
         yield

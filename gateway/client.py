@@ -17,6 +17,7 @@ import requests
 from pydantic import ValidationError
 
 from gateway.wire import limits
+from gateway.wire.audit import AuditPage, AuditQuery
 from gateway.wire.base import WireModel
 from gateway.wire.capacity import Ceilings, Demand
 from gateway.wire.errors import ErrorBody, ErrorCode
@@ -170,6 +171,11 @@ class GatewayClient:
     def revoke_token(self, token_id: str) -> TokenRecord:
         """Revoke a token at once."""
         return self._retried("DELETE", f"/v1/tokens/{quote(token_id, safe='')}", TokenRecord)
+
+    def audit(self, query: AuditQuery) -> AuditPage:
+        """Return one page of what was done and refused."""
+        given = query.model_dump(mode="json", exclude_none=True)
+        return self._retried("GET", "/v1/audit", AuditPage, query=[(name, str(value)) for name, value in given.items()])
 
     # -- sandboxes ----------------------------------------------------------------------------------------------------
 

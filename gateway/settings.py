@@ -43,6 +43,10 @@ class GatewaySettings(DaemonSettings):
     """Seconds without heartbeat after which a node's sandboxes are lost."""
     tombstone_seconds: float = Field(default=24 * 3600.0, gt=0)
     """Seconds for which rows of deleted sandboxes (and with them their generations) and of gone nodes are kept."""
+    audit_days: int = Field(default=90, ge=1)
+    """Days for which the audit log is kept, in ``state_dir``/audit."""
+    audit_max_mb: int = Field(default=2048, ge=8)
+    """Most MiB of the audit log; beyond that its oldest file is deleted, with a warning, even if it is younger."""
 
     @property
     def bundle_path(self) -> Path:

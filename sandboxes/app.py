@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "nodes": ("sandboxes.fleet", "List the nodes of the fleet."),
     "capacity": ("sandboxes.fleet", "Request capacity before it is needed."),
     "token": ("gateway.cli", "Create, list and revoke tokens."),
+    "audit": ("gateway.cli_records", "Read the audit log: who did what, and what came of it."),
     "gateway": ("gateway.cli", "Run the gateway, or print its OpenAPI document."),
     "simulate": ("simulator.cli", "Play a demand trace through the autoscaler on virtual time: cost, waiting, churn."),
     "bootstrap": ("sandboxes.bootstrap", "Order the gateway's own machine on a cloud without Terraform."),
@@ -50,6 +51,7 @@ EXTRA_OF_PACKAGE: Final = {"hcloud": "hetzner", "ucloud_sandboxes_sdk": "cli"}
 EXTRA_OF_COMMAND: Final = {
     "gateway": "gateway",
     "token": "gateway",
+    "audit": "gateway",
     "node": "node",
     "autoscaler": "autoscaler",
     "simulate": "simulator",

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from gateway.errors import ApiError
 from gateway.http import openapi
+from gateway.http.audit import AuditGate, AuditTrail
 from gateway.http.auth import ACCESS, AuthGate
 from gateway.http.middleware import BodyDrain, BodyLimit, ConcurrencyLimit, GracefulStop, RawPaths, RequestBoundary
 from gateway.http.proxy import CallerGoneError
@@ -38,6 +39,7 @@ _ROUTERS: Final = (
     capacity.router,
     nodes.bundle_router,
     system.token_router,
+    system.audit_router,
 )
 
 
@@ -75,9 +77,11 @@ def build_app(
     """
     app = routes_only()
     app.state.parts = Parts(services, node_client, installed_version())
-    gate: ASGIApp = AuthGate(app, services.tokens)
+    gate: ASGIApp = AuthGate(AuditGate(app, services.audit), services.tokens)
     graceful_stop = GracefulStop(ConcurrencyLimit(gate, requests=max_requests, creates=max_creates), stop_grace)
-    return GatewayApp(RawPaths(BodyDrain(RequestBoundary(BodyLimit(graceful_stop)))), app, graceful_stop)
+    boundary = RequestBoundary(BodyLimit(graceful_stop))
+    trail = AuditTrail(boundary, services.audit, services.internals.context.clock)
+    return GatewayApp(RawPaths(BodyDrain(trail)), app, graceful_stop)
 
 
 def routes_only() -> FastAPI:

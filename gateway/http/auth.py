@@ -5,6 +5,7 @@ anything.  A path or method outside the table needs a valid token too, of any sc
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -74,6 +75,7 @@ ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("GET", "/v1/tokens"): RouteAccess.OPERATOR,
     ("POST", "/v1/tokens"): RouteAccess.OPERATOR,
     ("DELETE", "/v1/tokens/{token_id}"): RouteAccess.OPERATOR,
+    ("GET", "/v1/audit"): RouteAccess.OPERATOR,
 }
 
 _CLIENTS: Final = frozenset({TokenScope.CLIENT, TokenScope.OPERATOR})
@@ -106,7 +108,18 @@ Methods = dict[str, RouteAccess]
 """Whom each method of one path admits."""
 
 
-class _AccessTable:
+@dataclass(frozen=True)
+class MatchedPath:
+    """The rows of `ACCESS` for a path."""
+
+    template: str | None = None
+    """``None``: there is no such path."""
+    methods: Methods = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """The parts of the path that the template leaves open."""
+
+
+class AccessTable:
     """Finds the rows of `ACCESS` for a path: a fixed one is never taken for an id."""
 
     def __init__(self) -> None:
@@ -114,15 +127,19 @@ class _AccessTable:
         patterns: dict[str, Methods] = {}
         for (method, template), access in ACCESS.items():
             (patterns if "{" in template else self._fixed).setdefault(template, {})[method] = access
-        self._patterns = [(compile_path(template)[0], methods) for template, methods in patterns.items()]
+        self._patterns = [(compile_path(template)[0], template, methods) for template, methods in patterns.items()]
 
-    def find(self, path: str) -> tuple[Methods, dict[str, str]]:
+    def match(self, path: str) -> MatchedPath:
+        """Return the rows for a path; none where it does not exist."""
         if (fixed := self._fixed.get(path)) is not None:
-            return fixed, {}
-        for pattern, methods in self._patterns:
+            return MatchedPath(path, fixed)
+        for pattern, template, methods in self._patterns:
             if (found := pattern.match(path)) is not None:
-                return methods, found.groupdict()
-        return {}, {}
+                return MatchedPath(template, methods, found.groupdict())
+        return MatchedPath()
+
+
+TABLE: Final = AccessTable()
 
 
 class AuthGate:
@@ -131,14 +148,14 @@ class AuthGate:
     def __init__(self, app: ASGIApp, tokens: TokenService) -> None:
         self._app = app
         self._tokens = tokens
-        self._table = _AccessTable()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._check(scope)
         await self._app(scope, receive, send)
 
     async def _check(self, scope: Scope) -> None:
-        methods, names = self._table.find(scope["path"])
+        matched = TABLE.match(scope["path"])
+        methods, names = matched.methods, matched.names
         access = methods.get(scope["method"])
         if access is RouteAccess.OPEN:
             return

@@ -3,8 +3,9 @@
 They see HTTP only, because `gateway.http.server` turns websockets and lifespan events off.
 
 From the outside in: `RawPaths` (routing on the path as it was sent), `BodyDrain` (reads the rest of a body before an
-early error), `RequestBoundary` (id, log, last resort for errors), `BodyLimit`, `GracefulStop` (ends waits at shutdown),
-`ConcurrencyLimit`, and then `gateway.http.auth.AuthGate`.
+early error), `gateway.http.audit.AuditTrail`, `RequestBoundary` (id, log, last resort for errors), `BodyLimit`,
+`GracefulStop` (ends waits at shutdown), `ConcurrencyLimit`, `gateway.http.auth.AuthGate` and then
+`gateway.http.audit.AuditGate`.
 """
 
 import asyncio

@@ -129,5 +129,6 @@ def _tags() -> list[dict[str, Any]]:
         "nodes": "The machines that sandboxes run on.",
         "capacity": "Demand, prepared capacity, and the ceilings of the pools.",
         "tokens": "Who may call the API.",
+        "audit": "Who did what.",
     }
     return [{"name": name, "description": text} for name, text in names.items()]

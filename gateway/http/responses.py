@@ -12,6 +12,8 @@ from gateway.errors import ApiError
 from gateway.wire.errors import ErrorCode, FieldError
 
 REQUEST_ID: Final = "request_id"
+ERROR_CODE: Final = "error_code"
+"""Key in a request's state of the code that it was refused with."""
 MAX_FIELDS: Final = 32
 MAX_TEXT: Final = 300
 DEFAULT_RETRY_AFTER: Final = 1.0
@@ -32,6 +34,7 @@ def request_id_of(scope: Scope) -> str | None:
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Return the answer for ``error`` to the request of ``scope``."""
     headers: dict[str, str] = {}
+    scope.setdefault("state", {})[ERROR_CODE] = error.code.value
     retry_after = error.retry_after
     if retry_after is None and error.retryable and error.status in _RETRY_STATUSES:
         retry_after = DEFAULT_RETRY_AFTER

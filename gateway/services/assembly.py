@@ -12,6 +12,7 @@ from gateway.core.model import Node, Sandbox
 from gateway.core.node_health import HeartbeatLimits
 from gateway.core.transitions import UNSETTLED
 from gateway.errors import ApiError, GatewayStartError
+from gateway.services.audit import AuditLog
 from gateway.services.capacity import CapacityService, PreparedService
 from gateway.services.controllers import Controllers, NodeOrders, ServiceContext
 from gateway.services.expiry import Activity, Reaper
@@ -27,7 +28,9 @@ from gateway.services.tokens import TokenService
 from gateway.services.unit_of_work import Peers, UnitOfWork
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
+from gateway.store.audit_files import AuditFiles
 from gateway.store.db import Database
+from gateway.wire import limits
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.states import SandboxState
 
@@ -86,6 +89,7 @@ class Services:
     tokens: TokenService
     policies: PolicyFile
     bundle: BundleService
+    audit: AuditLog
     internals: Internals
 
     async def ready(self) -> None:
@@ -107,7 +111,9 @@ class Services:
             uow.publish(sandbox)
         # Only what changes from now on is activity; the rows say when the others were last used.
         uow.subscribe(internals.activity.on_change)
-        for name, loop in internals.loops().items():
+        uow.subscribe(self.audit.on_change)
+        self.audit.started()
+        for name, loop in {**internals.loops(), "audit log": self.audit.run}.items():
             internals.context.background.keep(loop, name)
         return self
 
@@ -119,10 +125,12 @@ class Services:
         except ApiError as error:
             log.warning("the last uses of sandboxes were not written: %s", error.message)
         finally:
+            await self.audit.flush()
             self.close()
 
     def close(self) -> None:
         """Close the store; also the way out for services that were built and never started."""
+        self.audit.close()
         self.internals.db.close()
         self.internals.lock.close()
 
@@ -171,6 +179,7 @@ def build(
         tokens=token_service,
         policies=policies,
         bundle=BundleService(settings.bundle_path),
+        audit=AuditLog(audit_files(settings), clock),
         internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock)),
     )
 
@@ -180,6 +189,13 @@ def _policies(settings: GatewaySettings, clock: AsyncClock) -> PolicyFile:
         return PolicyFile(settings.policy_file, clock)
     except ConfigurationError as error:
         raise GatewayStartError(f"{error}; correct it, 'sandboxes policy show' reads it as the gateway does") from error
+
+
+def audit_files(settings: GatewaySettings) -> AuditFiles:
+    """Return the files of the audit log of ``settings``."""
+    return AuditFiles(
+        settings.state_dir / "audit", max_bytes=settings.audit_max_mb * limits.MIB, days=settings.audit_days
+    )
 
 
 def _context(db: Database, secret: bytes, orders: NodeOrders, clock: AsyncClock, new_id: NewId) -> ServiceContext:

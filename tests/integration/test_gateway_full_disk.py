@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.client import GatewayClient, GatewayError
+from gateway.store.audit_files import AuditFiles
+from gateway.wire.audit import AuditQuery
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer
 from tests.integration.small_fleet import SmallFleet, small_fleet
 
@@ -127,3 +129,8 @@ def test_a_full_disk_refuses_changes_and_no_more(state: Path, tmp_path: Path) ->
         assert fleet.create("new").status_code == 201
         assert fleet.call("DELETE", "/v1/sandboxes/there").status_code == 200
         assert fleet.gateway.end() == 0
+    # The lines of the calls that were let through, too, and each of them once.
+    entries = AuditFiles(state / "audit", max_bytes=2**30, days=9).page(AuditQuery(limit=1000)).entries
+    told = [(entry.method, entry.target.get("sandbox_id"), entry.status) for entry in entries if entry.token_name]
+    assert told.count(("POST", "there", 201)) == 2, "the create, and the exec on the full disk"
+    assert told.count(("POST", "new", 507)) == told.count(("POST", "new", 201)) == 1

@@ -1,6 +1,9 @@
 """Demand for capacity, the ceilings of the pools, and capacity that is prepared ahead."""
 
+from fastapi import Request
+
 from gateway.core.model import PreparedKind
+from gateway.http.audit import add_facts
 from gateway.http.routes.parameters import Caller, GatewayParts, PreparePath, new_router
 from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.wire.capacity import (
@@ -32,10 +35,13 @@ async def put_ceilings(body: Ceilings, parts: GatewayParts) -> None:
 
 
 @router.post("/v1/capacity/prepare", status_code=201)
-async def prepare_capacity(body: PrepareRequest, caller: Caller, parts: GatewayParts) -> PrepareAnswer:
+async def prepare_capacity(
+    body: PrepareRequest, request: Request, caller: Caller, parts: GatewayParts
+) -> PrepareAnswer:
     """Request capacity before it is needed; each create of the same shape claims one unit."""
     parts.services.policies.admit_prepare(caller, body)
     made = await parts.services.prepared.prepare(body)
+    add_facts(request.scope, target={"prepare_id": made.id})
     return PrepareAnswer(prepare=prepared_capacity(made), demand=await parts.services.capacity.demand())
 
 
@@ -55,9 +61,10 @@ async def delete_prepared_capacity(prepare_id: PreparePath, parts: GatewayParts)
 
 
 @router.post("/v1/builders/prepare", status_code=201)
-async def prepare_builders(body: BuilderPrepareRequest, parts: GatewayParts) -> BuilderPrepareAnswer:
+async def prepare_builders(body: BuilderPrepareRequest, request: Request, parts: GatewayParts) -> BuilderPrepareAnswer:
     """Ask for builders before a build needs them."""
     made = await parts.services.prepared.prepare_builders(body)
+    add_facts(request.scope, target={"prepare_id": made.id})
     return BuilderPrepareAnswer(prepare=prepared_builders(made), demand=await parts.services.capacity.demand())
 
 

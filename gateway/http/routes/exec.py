@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.model import Route
 from gateway.errors import ApiError
+from gateway.http.audit import add_facts
 from gateway.http.proxy import download, forwarded, while_connected
 from gateway.http.routes.parameters import (
     Caller,
@@ -59,6 +60,7 @@ async def start_exec(
     async def send(route: Route) -> bytes:
         parts.services.policies.admit_exec(caller, body.user, route.isolation)
         session_id = f"exec-{uuid4().hex}.{route.generation}.{sandbox_id}"
+        add_facts(request.scope, target={"session_id": session_id})
         order = ExecOrder(session_id=session_id, generation=route.generation, exec=body)
         call = NodeCall(
             "POST",

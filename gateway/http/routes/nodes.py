@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import Query, Request
 from fastapi.responses import FileResponse
 
+from gateway.http.audit import add_facts
 from gateway.http.auth import JOIN_TOKEN
 from gateway.http.routes.parameters import GatewayParts, NodePath, RemoveNodeQuery, new_router
 from gateway.wire.nodes import (
@@ -25,15 +26,19 @@ bundle_router = new_router("bundle")
 
 
 @router.post("/v1/nodes/join-tokens", status_code=201)
-async def make_join_token(body: JoinTokenRequest, parts: GatewayParts) -> JoinToken:
+async def make_join_token(body: JoinTokenRequest, request: Request, parts: GatewayParts) -> JoinToken:
     """Make a token with which one instance may register once."""
+    add_facts(request.scope, target={"instance": body.instance})
     return await parts.services.nodes.make_join_token(body)
 
 
 @router.post("/v1/nodes/register", status_code=201)
 async def register_node(body: RegisterRequest, request: Request, parts: GatewayParts) -> RegisterAnswer:
     """Register a node; this uses up the join token, and only this answer carries both credentials."""
-    return await parts.services.nodes.register(request.scope["state"][JOIN_TOKEN], body)
+    add_facts(request.scope, target={"instance": body.instance})
+    answer = await parts.services.nodes.register(request.scope["state"][JOIN_TOKEN], body)
+    add_facts(request.scope, target={"node_id": answer.node_id})
+    return answer
 
 
 @router.post("/v1/nodes/{node_id}/heartbeat")

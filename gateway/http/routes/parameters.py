@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from starlette.types import Scope
 
 from gateway.errors import ApiError
@@ -21,7 +21,7 @@ from gateway.services.tokens import Principal
 from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
-from gateway.wire.tenants import is_id
+from gateway.wire.tenants import TenantName, is_id
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
 _SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
@@ -223,6 +223,19 @@ class LogQuery(QueryModel):
     stream: Literal["stdout", "stderr"] = "stdout"
     offset: int = Field(default=0, ge=0, le=limits.MAX_LOG_OFFSET)
     limit: int = Field(default=limits.MAX_LOG_CHUNK, ge=1, le=limits.MAX_LOG_CHUNK)
+
+
+class AuditParameters(QueryModel):
+    """Which lines of the audit log."""
+
+    since: AwareDatetime | None = None
+    """Not earlier than this."""
+    until: AwareDatetime | None = None
+    """Earlier than this."""
+    tenant: TenantName | None = None
+    """What this tenant did, or what was done to its sandboxes."""
+    limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
+    cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
 
 
 class FileQuery(QueryModel):

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.model import Route
 from gateway.errors import ApiError
+from gateway.http.audit import add_facts
 from gateway.http.proxy import download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
     Caller,
@@ -44,13 +45,16 @@ router = new_router("sandboxes")
 
 
 @router.post("/v1/sandboxes", status_code=201, responses={200: {"model": SandboxEnvelope, "description": "Was there"}})
-async def create_sandbox(spec: SandboxSpec, response: Response, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
+async def create_sandbox(
+    spec: SandboxSpec, request: Request, response: Response, caller: Caller, parts: GatewayParts
+) -> SandboxEnvelope:
     """Create a sandbox; answers when it runs.
 
     Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
     takes long continues after its retryable answer.  Without an `id` the service generates one, and a refused create
     leaves nothing behind.
     """
+    add_facts(request.scope, target={"sandbox_id": spec.id}, image=spec.image, spec_sha256=spec.sha256())
     default_ttl = parts.services.policies.admit(caller, spec)
     envelope = await _created(parts, spec, default_ttl)
     if envelope.recovered:

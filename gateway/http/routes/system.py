@@ -1,16 +1,19 @@
-"""The service itself: health, readiness, its OpenAPI document, and the tokens that open it."""
+"""The service itself: health, readiness, its OpenAPI document, the tokens that open it, and what was done with them."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 
 from gateway.errors import ApiError
-from gateway.http.routes.parameters import GatewayParts, TokenPath, new_router
+from gateway.http.audit import add_facts
+from gateway.http.routes.parameters import AuditParameters, GatewayParts, TokenPath, new_router
+from gateway.wire.audit import AuditPage, AuditQuery
 from gateway.wire.system import GatewayHealth, GatewayReadiness
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 
 router = new_router("system")
 token_router = new_router("tokens")
+audit_router = new_router("audit")
 
 
 @router.get("/healthz")
@@ -44,12 +47,20 @@ async def list_tokens(parts: GatewayParts) -> TokenList:
 
 
 @token_router.post("/v1/tokens", status_code=201)
-async def make_token(body: TokenRequest, parts: GatewayParts) -> TokenCreated:
+async def make_token(body: TokenRequest, request: Request, parts: GatewayParts) -> TokenCreated:
     """Make a token; only this answer carries its secret."""
-    return await parts.services.tokens.make(body)
+    made = await parts.services.tokens.make(body)
+    add_facts(request.scope, target={"token_id": made.record.id})
+    return made
 
 
 @token_router.delete("/v1/tokens/{token_id}")
 async def revoke_token(token_id: TokenPath, parts: GatewayParts) -> TokenRecord:
     """Revoke a token.  Idempotent."""
     return await parts.services.tokens.revoke(token_id)
+
+
+@audit_router.get("/v1/audit", response_model_exclude_none=True)
+async def read_audit(query: Annotated[AuditParameters, Query()], parts: GatewayParts) -> AuditPage:
+    """Read what was done and refused, oldest first, page by page; with several gateways, of the one that answers."""
+    return await parts.services.audit.page(AuditQuery.model_validate(query.model_dump()))

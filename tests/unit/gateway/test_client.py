@@ -14,6 +14,7 @@ import pytest
 from gateway import client as module
 from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.wire import limits
+from gateway.wire.audit import AuditQuery
 from gateway.wire.capacity import Ceilings
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import Heartbeat, JoinTokenRequest, NodeRecord, RegisterRequest
@@ -132,6 +133,13 @@ CALLS: dict[str, tuple[Callable[[GatewayClient], Any], str, str, Any, bool]] = {
         True,
     ),
     "put_ceilings": (lambda c: c.put_ceilings(Ceilings(pools=[])), "PUT", "/v1/capacity/ceilings", {}, True),
+    "audit": (
+        lambda c: c.audit(AuditQuery(limit=1)),
+        "GET",
+        "/v1/audit",
+        {"entries": [], "next_cursor": "2026-01-31.0001.jsonl:0", "more": False},
+        True,
+    ),
     "bundle": (
         lambda c: c.bundle(),
         "GET",

@@ -1,0 +1,103 @@
+"""``sandboxes audit``: what operators read of what the gateway has written down."""
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
+
+import click
+import typer
+
+from gateway.cli import AsJson, Config, StateDir, TokenFile, Url, asked_gateway, gateway_errors, load_settings
+from gateway.wire import limits
+from gateway.wire.audit import AuditEntry, AuditPage, AuditQuery
+
+app = typer.Typer()
+
+FOLLOW_INTERVAL: Final = 1.0
+_AGE: Final = re.compile(r"(\d{1,6})([smhd])")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+Since = Annotated[
+    str, typer.Option(metavar="TIME|AGE", help="Not earlier than this: 2026-01-31T12:00Z, or 15m, 2h, 7d.")
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME|AGE", help="Earlier than this.")]
+Tenant = Annotated[str | None, typer.Option(help="Only this tenant.")]
+
+
+@app.command("audit")
+def audit(
+    since: Since = "24h",
+    until: Until = None,
+    tenant: Tenant = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many lines.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines, until Ctrl-C.")] = False,
+    state_dir: StateDir = None,
+    config: Config = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the audit log, oldest line first; with --json as it is stored, one object a line.
+
+    Without a URL, the files on this machine are read, also while no gateway runs.
+
+    Example:  sandboxes audit --since 2h --tenant acme --json
+    """
+    query = AuditQuery(
+        since=moment(since, "--since"),
+        until=None if until is None else moment(until, "--until"),
+        tenant=tenant,
+        limit=limits.MAX_PAGE,
+    )
+    gateway = asked_gateway(url, token_file, config, state_dir)
+    read = gateway.audit if gateway else _files_here(config, state_dir)
+    left = limit
+    with gateway_errors():
+        while left is None or left > 0:
+            page = read(query.model_copy(update={"limit": min(left or limits.MAX_PAGE, limits.MAX_PAGE)}))
+            for entry in page.entries:
+                typer.echo(entry.line().decode().rstrip() if as_json else _shown(entry))
+            left = None if left is None else left - len(page.entries)
+            query = query.model_copy(update={"cursor": page.next_cursor})
+            if not page.more and not follow:
+                return
+            if not page.more:
+                time.sleep(FOLLOW_INTERVAL)
+
+
+def _files_here(config: Config, state_dir: StateDir) -> Callable[[AuditQuery], AuditPage]:
+    from gateway.services.assembly import audit_files
+
+    return audit_files(load_settings(config, state_dir)).page
+
+
+def moment(text: str, option: str) -> datetime:
+    """Return the time that an option names, or the time so long ago.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    age = _AGE.fullmatch(text)
+    if age is not None:
+        return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is no time such as 2026-01-31T12:00Z, and no age such as 15m, 2h or 7d", param_hint=option
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _shown(entry: AuditEntry) -> str:
+    """Return an entry as one line for people."""
+    who = f"{entry.actor}:{entry.token_name}" if entry.token_name else str(entry.actor)
+    what = entry.event or f"{entry.method} {entry.route or '(no such route)'}"
+    target = " ".join(f"{name}={value}" for name, value in entry.target.items())
+    outcome = "" if entry.event else f"{entry.status or 'no answer'} {entry.code or ''}"
+    more = f"and {entry.count} more" if entry.count else ""
+    words = (f"{entry.time:%F %T}", entry.tenant or "-", who, entry.address or "", what, target, outcome, more)
+    # What callers chose must not reach the terminal as control characters.
+    return ascii(" ".join(word.strip() for word in words if word.strip()))[1:-1]

@@ -1,0 +1,146 @@
+"""The layers that write the audit log, and what routes add to a call's line.
+
+`AuditTrail` is outside of everything that can refuse a call, so that refusals are written too; `AuditGate` is behind
+the check of the token.
+"""
+
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.http.auth import JOIN_TOKEN, PRINCIPAL, TABLE, MatchedPath
+from gateway.http.responses import ERROR_CODE, request_id_of
+from gateway.services.audit import AuditLog
+from gateway.services.tasks import AsyncClock
+from gateway.services.tokens import Principal
+from gateway.wire.audit import MAX_TEXT, AuditActor, AuditEntry
+from gateway.wire.tenants import qualified
+
+_FACTS: Final = "audit"
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+# What a heartbeat changes is written as a change by the service.
+_SILENT: Final = "/v1/nodes/{node_id}/heartbeat"
+# They work on what exists already and write nothing to the gateway's disk.
+_INSIDE: Final = ("/v1/exec/", "/v1/sandboxes/{sandbox_id}")
+_CALLER_GONE: Final = 499
+
+
+def add_facts(scope: Scope, *, target: dict[str, str] | None = None, **facts: str) -> None:
+    """Add to the line of a call what only its route knows.
+
+    Args:
+        scope: of the request.
+        target: ids of what the call is about, beside those in its path.
+        **facts: further fields of `AuditEntry`.
+    """
+    known: dict[str, Any] = scope["state"].setdefault(_FACTS, {"target": {}})
+    known["target"].update(target or {})
+    known.update(facts)
+
+
+class AuditTrail:
+    """ASGI layer that writes the line of a call before its answer goes out."""
+
+    def __init__(self, app: ASGIApp, log: AuditLog, clock: AsyncClock) -> None:
+        self._app = app
+        self._log = log
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        changes = scope["method"] not in _READS
+        answered = False
+
+        async def noted(message: Message) -> None:
+            nonlocal answered
+            if message["type"] == "http.response.start":
+                answered = True
+                await self._answered(scope, message["status"], changes)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            if changes and not answered:
+                self._log.note(self._entry(scope, None, TABLE.match(scope["path"])))
+
+    async def _answered(self, scope: Scope, status: int, changes: bool) -> None:
+        route = TABLE.match(scope["path"])
+        refused = 400 <= status < 500 and status != _CALLER_GONE
+        if route.template == _SILENT:
+            changes = False
+        if not changes and not refused:
+            return
+        entry = self._entry(scope, status, route)
+        known = PRINCIPAL in scope["state"] or JOIN_TOKEN in scope["state"]
+        if refused and (not changes or not known):
+            await self._log.write_refusal(entry)
+        else:
+            await self._log.write(entry)
+
+    def _entry(self, scope: Scope, status: int | None, route: MatchedPath) -> AuditEntry:
+        state = scope["state"]
+        principal: Principal | None = state.get(PRINCIPAL)
+        facts: dict[str, Any] = state.get(_FACTS, {"target": {}})
+        tenant = None if principal is None else principal.tenant
+        headers = Headers(scope=scope)
+        return AuditEntry(
+            time=self._clock.now(),
+            actor=_actor(state),
+            tenant=tenant,
+            token_id=None if principal is None else principal.token_id,
+            token_name=None if principal is None else principal.name,
+            address=scope["client"][0] if scope.get("client") else None,
+            forwarded_for=_short(headers.get("x-forwarded-for")),
+            request_id=request_id_of(scope),
+            method=scope["method"][:MAX_TEXT],
+            route=route.template,
+            status=status,
+            code=state.get(ERROR_CODE),
+            **{name: _short(value) for name, value in facts.items() if name != "target"},
+            target=_owned(_targets(route.names) | facts["target"], tenant),
+        )
+
+
+class AuditGate:
+    """ASGI layer that refuses a call whose line could not be written."""
+
+    def __init__(self, app: ASGIApp, log: AuditLog) -> None:
+        self._app = app
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A delete makes room, so it is never refused for want of it.
+        if scope["method"] not in _READS and scope["method"] != "DELETE":
+            route = TABLE.match(scope["path"])
+            if route.template not in {None, _SILENT}:
+                self._log.require_room(makes=not str(route.template).startswith(_INSIDE))
+        await self._app(scope, receive, send)
+
+
+def _actor(state: dict[str, Any]) -> AuditActor:
+    principal: Principal | None = state.get(PRINCIPAL)
+    if principal is not None:
+        return AuditActor(principal.scope.value)
+    return AuditActor.JOIN if JOIN_TOKEN in state else AuditActor.NOBODY
+
+
+def _targets(names: dict[str, str]) -> dict[str, str]:
+    """Return the ids in a path; the id of an exec session ends with that of its sandbox."""
+    session = names.get("session_id")
+    if session is None:
+        return names
+    sandbox_id = session.split(".", 2)[2] if session.count(".") >= 2 else ""
+    return names | ({"sandbox_id": sandbox_id} if sandbox_id else {})
+
+
+def _owned(target: dict[str, str], tenant: str | None) -> dict[str, str]:
+    """Return the ids, bounded, with that of a sandbox as operators see it."""
+    bounded = {name: value[:MAX_TEXT] for name, value in target.items()}
+    if tenant is not None and "sandbox_id" in bounded:
+        bounded["sandbox_id"] = qualified(tenant, bounded["sandbox_id"])
+    return bounded
+
+
+def _short(value: str | None) -> str | None:
+    return None if value is None else value[:MAX_TEXT]

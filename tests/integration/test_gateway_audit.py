@@ -1,0 +1,218 @@
+"""Everything that changes something or is refused leaves a line in the audit log, and nothing secret is in it."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from gateway.services import audit
+from gateway.wire.tokens import TokenRequest, TokenScope
+from sandboxes import app
+from tests.integration.gateway_http import HttpGateway, running_gateway
+
+
+@pytest.fixture(scope="module")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gateway") / "state"
+
+
+@pytest.fixture(scope="module")
+def gateway(state_dir: Path) -> Iterator[HttpGateway]:
+    with running_gateway(state_dir) as running:
+        yield running
+
+
+def lines(state_dir: Path) -> list[dict[str, Any]]:
+    files = sorted((state_dir / "audit").glob("*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def last(state_dir: Path) -> dict[str, Any]:
+    return lines(state_dir)[-1]
+
+
+def test_a_create_leaves_who_what_and_outcome(gateway: HttpGateway, state_dir: Path) -> None:
+    body = {"id": "new", "image": "alpine", "env": {"KEY": "SECRET-VALUE"}, "command": ["run", "SECRET-ARGUMENT"]}
+    answer = gateway.call("POST", "/v1/sandboxes", json=body, headers={**gateway.client, "X-Request-Id": "call-1"})
+    line = last(state_dir)
+    assert answer.status_code == 201
+    assert (line["method"], line["route"], line["status"]) == ("POST", "/v1/sandboxes", 201)
+    assert (line["actor"], line["token_name"], line["tenant"]) == ("client", "client", "default")
+    assert (line["request_id"], line["address"]) == ("call-1", "127.0.0.1")
+    assert line["target"] == {"sandbox_id": "new"}
+    assert line["image"] == answer.json()["sandbox"]["image"]
+    assert len(line["spec_sha256"]) == 64
+    assert "SECRET" not in json.dumps(lines(state_dir))
+
+
+def test_every_call_that_changes_something_has_a_line_and_reads_have_none(
+    gateway: HttpGateway, state_dir: Path
+) -> None:
+    gateway.create("other")
+    before = len(lines(state_dir))
+    path = "/v1/sandboxes/other/files?path=/workspace/SECRET-PATH"
+    for method, url, options in [
+        ("POST", "/v1/sandboxes/other/exec", {"json": {"command": ["true", "SECRET"]}}),
+        ("PUT", path, {"data": b"SECRET"}),
+        ("GET", "/v1/sandboxes/other", {}),
+        ("GET", "/v1/sandboxes?label=a=SECRET", {}),
+        ("DELETE", "/v1/sandboxes/other", {}),
+    ]:
+        assert gateway.call(method, url, **options).ok, url
+    gateway.beat()
+    written = [(line["method"], line["route"], line["status"]) for line in lines(state_dir)[before:]]
+    assert written == [
+        ("POST", "/v1/sandboxes/{sandbox_id}/exec", 201),
+        ("PUT", "/v1/sandboxes/{sandbox_id}/files", 200),
+        ("DELETE", "/v1/sandboxes/{sandbox_id}", 200),
+    ]
+    assert all(line["target"]["sandbox_id"] == "other" for line in lines(state_dir)[before:])
+    assert "SECRET" not in json.dumps(lines(state_dir))
+
+
+def test_refusals_are_written_with_their_code(gateway: HttpGateway, state_dir: Path) -> None:
+    def refused(method: str, path: str, **options: Any) -> tuple[object, ...]:
+        gateway.call(method, path, **options)
+        line = last(state_dir)
+        return line["actor"], line.get("route"), line["status"], line["code"]
+
+    unknown = {"headers": {"Authorization": "Bearer SECRET-TOKEN"}}
+    assert refused("GET", "/v1/nodes", **unknown) == ("nobody", "/v1/nodes", 401, "unauthorized")
+    assert refused("GET", "/v1/nodes") == ("client", "/v1/nodes", 403, "forbidden")
+    assert refused("GET", "/v1/SECRET") == ("client", None, 404, "not_found")
+    other = ("client", "/v1/sandboxes/{sandbox_id}", 404, "sandbox_not_found")
+    assert refused("GET", "/v1/sandboxes/somebody-elses") == other
+    assert refused("POST", "/v1/sandboxes", data=b"{SECRET") == ("client", "/v1/sandboxes", 422, "invalid_request")
+    taken = {"json": {"id": "box", "image": "SECRET-FREE"}}
+    assert refused("POST", "/v1/sandboxes", **taken) == ("client", "/v1/sandboxes", 409, "spec_conflict")
+    assert last(state_dir)["target"] == {"sandbox_id": "box"}
+    assert '"SECRET' not in json.dumps(lines(state_dir)).replace('"SECRET-FREE"', "")
+
+
+def test_tokens_are_written_by_id(gateway: HttpGateway, state_dir: Path) -> None:
+    made = gateway.call("POST", "/v1/tokens", json={"name": "t", "scope": "client"}, headers=gateway.operator).json()
+    assert last(state_dir)["target"] == {"token_id": made["record"]["id"]}
+    gateway.call("DELETE", f"/v1/tokens/{made['record']['id']}", headers=gateway.operator)
+    assert last(state_dir)["target"] == {"token_id": made["record"]["id"]}
+    assert made["token"] not in json.dumps(lines(state_dir))
+
+
+def test_no_client_can_forge_a_line(gateway: HttpGateway, state_dir: Path) -> None:
+    before = len(lines(state_dir))
+    forged = "x%0A%7B%22actor%22%3A%22operator%22%7D%E2%80%A8%1B%5B2J"
+    gateway.call("DELETE", f"/v1/tokens/{forged}", headers={**gateway.operator, "X-Forwarded-For": "1.2.3.4\t, x"})
+    gateway.call("GET", f"/v1/sandboxes/{forged}")
+    written = lines(state_dir)[before:]
+    assert [line["actor"] for line in written] == ["operator", "client"]
+    assert "\n{" in written[0]["target"]["token_id"]
+    for file in (state_dir / "audit").iterdir():
+        assert all(byte == 0x0A or 0x20 <= byte < 0x7F for byte in file.read_bytes())
+
+
+def test_files_are_private_and_survive_a_restart(tmp_path: Path) -> None:
+    for _ in range(2):
+        with running_gateway(tmp_path / "state") as gateway:
+            gateway.call("DELETE", "/v1/sandboxes/box")
+    (file,) = (tmp_path / "state" / "audit").glob("*.jsonl")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    assert [line["method"] for line in lines(tmp_path / "state") if "method" in line].count("DELETE") == 2
+
+
+def test_service_made_ends_appear_as_the_services(gateway: HttpGateway, state_dir: Path) -> None:
+    gateway.create("short", ttl_seconds=1)
+    gone = threading.Event()
+    while gateway.call("GET", "/v1/sandboxes/short").json()["sandbox"]["state"] != "deleted":
+        gone.wait(0.1)
+    (line,) = [line for line in lines(state_dir) if line.get("event") == "ttl"]
+    assert (line["actor"], line["target"]["sandbox_id"], line["tenant"]) == ("service", "short", "default")
+
+
+def test_operators_read_it_page_by_page(gateway: HttpGateway, state_dir: Path) -> None:
+    acme = gateway.loop.call(
+        gateway.services.tokens.make(TokenRequest(name="a", scope=TokenScope.CLIENT, tenant="acme"))
+    ).token
+    gateway.call("GET", "/v1/nodes", headers={"Authorization": f"Bearer {acme}"})
+    gateway.call("GET", "/v1/nodes")
+
+    def page(query: str) -> Any:
+        answer = gateway.call("GET", f"/v1/audit?{query}", headers=gateway.operator)
+        assert answer.ok, answer.text
+        return answer.json()
+
+    whole = page("limit=1000")
+    assert not whole["more"]
+    assert [entry["time"] for entry in whole["entries"]] == [line["time"] for line in lines(state_dir)]
+    first = page("limit=1")
+    second = page(f"limit=1&cursor={first['next_cursor']}")
+    assert first["entries"] + second["entries"] == whole["entries"][:2]
+    assert [entry["token_name"] for entry in page("tenant=acme")["entries"]] == ["a"]
+    assert page("since=2999-01-01T00:00:00Z")["entries"] == []
+    assert page("until=2001-01-01T00:00:00Z")["entries"] == []
+    assert page(f"cursor={whole['next_cursor']}")["entries"] == []
+    gateway.call("GET", "/v1/nodes")
+    assert len(page(f"cursor={whole['next_cursor']}")["entries"]) == 1
+    assert gateway.call("GET", "/v1/audit").status_code == 403
+    assert gateway.call("GET", "/v1/audit?cursor=../../x:1", headers=gateway.operator).status_code == 422
+
+
+def test_a_flood_of_refusals_is_counted_not_written(
+    gateway: HttpGateway, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "BURST", 5)
+    before = len(lines(state_dir))
+    with requests.Session() as session:
+        for _ in range(40):
+            assert session.get(gateway.url + "/v1/nodes", timeout=10).status_code == 401
+    assert len(lines(state_dir)) - before < 20
+    gateway.loop.call(gateway.services.audit.write_counts())
+    assert sum(line.get("count", 1) for line in lines(state_dir)[before:]) == 40
+
+
+def test_many_calls_at_once_leave_a_whole_line_each(gateway: HttpGateway, state_dir: Path) -> None:
+    before = len(lines(state_dir))
+
+    def calls() -> None:
+        with requests.Session() as session:
+            for number in range(10):
+                url = f"{gateway.url}/v1/sandboxes/none-{number}"
+                assert session.delete(url, headers=gateway.client, timeout=20).ok
+
+    threads = [threading.Thread(target=calls) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(lines(state_dir)) - before == 80
+
+
+def test_the_command_prints_it_from_the_gateway_and_from_its_files(
+    gateway: HttpGateway, state_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.call("DELETE", "/v1/tokens/x%1B%5B31m", headers=gateway.operator)
+    secret = tmp_path / "token"
+    secret.write_text(gateway.secrets[TokenScope.OPERATOR])
+    for where in (["--url", gateway.url, "--token-file", str(secret)], ["--state-dir", str(state_dir)]):
+        assert app.run(["audit", "--json", *where]) == 0
+        printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert printed == [line for line in lines(state_dir) if line in printed]
+        assert printed[-1]["target"] == {"token_id": "x\x1b[31m"}
+        assert app.run(["audit", "--limit", "1", "--since", "1h", *where]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 1
+        assert app.run(["audit", *where]) == 0
+        assert "\x1b" not in capsys.readouterr().out
+        assert app.run(["audit", "--since", "yesterday", *where]) == 2
+        capsys.readouterr()
+
+
+def test_tokens_made_without_the_gateway_are_written_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = ["--state-dir", str(tmp_path)]
+    assert app.run(["token", "create", "--name", "first", "--scope", "operator", "--json", *state]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert app.run(["token", "revoke", made["record"]["id"], *state]) == 0
+    written = [(line["actor"], line["event"], line["target"]["token_id"]) for line in lines(tmp_path)]
+    assert written == [("local", event, made["record"]["id"]) for event in ("token_created", "token_revoked")]
