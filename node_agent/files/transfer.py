@@ -1,4 +1,9 @@
-"""Moves one file into or out of a sandbox, streaming."""
+"""Moves one file into or out of a sandbox, streaming.
+
+The script that does it runs as the sandbox's user, so processes beside it can write into its pipes, stop it, or kill
+it.  What it answers is bounded and has a deadline; the worst that they achieve is that this one transfer fails, or
+carries bytes that they could have put into the file anyway.
+"""
 
 import asyncio
 import logging
@@ -15,15 +20,19 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.files import scripts
 from node_agent.runtime.base import ExecCommand, ExecProcess, SandboxRuntime, Stream
+from node_agent.runtime.untrusted import ForgedAnswerError, NumberLine
 
 log = logging.getLogger(__name__)
 
 MAX_TRANSFERS = 32
+ANSWER_WAIT = 30.0  # a script that opens a file needs no longer to tell its size
 END_WAIT = 30.0  # a script whose input ended needs no longer to rename, or to clean up after itself
 STALL_WAIT = 60.0  # one batch that is not read for this long: the sandbox hangs, or is paused
 
 BATCH = 1024 * 1024  # bytes to or from a thread at once: a wake-up of the loop costs some 50 µs and bounds the speed
 MAX_STDERR = 4096
+MAX_NOISE = 1024 * 1024  # bytes of a script's output that nobody asked for; then it is ended
+MAX_SIZE = 2**60  # bytes of a file
 
 T = TypeVar("T")
 
@@ -58,14 +67,21 @@ class Download:
         self._pump = pump
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield exactly ``size`` bytes, or fewer when the file or the sandbox went away meanwhile."""
+        """Yield exactly ``size`` bytes, or fewer when the file or the sandbox went away, or stood still, meanwhile."""
         left = self.size
-        piece = self._first or (await self._pump.take() if left else b"")
+        piece = self._first or (await self._take() if left else b"")
         while piece and left:
             piece = piece[:left]  # the file grew while it was read: the announced size holds
             left -= len(piece)
             yield piece
-            piece = await self._pump.take() if left else b""
+            piece = await self._take() if left else b""
+
+    async def _take(self) -> bytes:
+        try:
+            async with asyncio.timeout(STALL_WAIT):
+                return await self._pump.take()
+        except TimeoutError:
+            return b""
 
 
 class Transfers:
@@ -114,13 +130,8 @@ class Transfers:
             async with self._process(target, command) as process:
                 pump = Pump(process, asyncio.get_running_loop())
                 try:
-                    head = b""
-                    while b"\n" not in head and (piece := await pump.take()):
-                        head += piece
-                    line, newline, rest = head.partition(b"\n")
-                    if not newline:
-                        raise target.failure(await pump.ended, pump.stderr)
-                    yield Download(int(line), rest, pump)
+                    size, first = await _announced(target, pump)
+                    yield Download(size, first, pump)
                 finally:
                     pump.abandon()
 
@@ -155,6 +166,26 @@ class Transfers:
 
     def _run(self, call: Callable[[], T]) -> "asyncio.Future[T]":
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+async def _announced(target: SandboxFile, pump: "Pump") -> tuple[int, bytes]:
+    """Return the size that the script announces, and the bytes that came with it."""
+    line = NumberLine(MAX_SIZE)
+    try:
+        async with asyncio.timeout(ANSWER_WAIT):
+            while piece := await pump.take():
+                if (found := line.feed(piece)) is not None:
+                    return found
+            raise target.failure(await pump.ended, pump.stderr)
+    except ForgedAnswerError as error:
+        raise _disturbed(f"{target.path!r} in sandbox {target.sandbox_id}", f"forged its size: {error}") from error
+    except TimeoutError:
+        sentence = f"{target.path!r} in sandbox {target.sandbox_id} was not read within {ANSWER_WAIT:g} s"
+        raise NodeError(ErrorCode.TIMEOUT, f"{sentence}; is the sandbox paused, or busy?") from None
+
+
+def _disturbed(file: str, what: str) -> RuntimeFailure:
+    return RuntimeFailure(ErrorCode.EXEC_LOST, f"{file} could not be moved: another process of the sandbox {what}")
 
 
 def _stalled(target: SandboxFile) -> NodeError:
@@ -229,14 +260,12 @@ class Pump:
     def _run(self) -> None:
         code: int | RuntimeFailure
         try:
-            while (chunk := self._process.read()) is not None:
-                if chunk.stream is Stream.STDERR:
-                    self.stderr = (self.stderr + chunk.data)[-MAX_STDERR:]
-                else:
-                    self._put(chunk.data)
-            code = self._process.wait().code
+            code = self._to_end()
         except RuntimeFailure as failure:
             code = failure
+        except Exception as error:
+            log.exception("a file's helper could not be read")
+            code = RuntimeFailure(ErrorCode.INTERNAL, f"the node agent failed while it moved a file: {error}")
         with self._condition:
             self._stdout_ended = True
         try:
@@ -244,17 +273,32 @@ class Pump:
         except RuntimeError:
             return  # the loop is closed: the agent is shutting down and nobody waits any more
 
-    def _put(self, data: bytes) -> None:
+    def _to_end(self) -> int:
+        noise = 0
+        while (chunk := self._process.read()) is not None:
+            if chunk.stream is Stream.STDERR:
+                self.stderr = (self.stderr + chunk.data)[-MAX_STDERR:]
+            elif self._put(chunk.data):
+                continue
+            noise += len(chunk.data)
+            if noise > MAX_NOISE:
+                self._process.kill()
+                raise _disturbed("a file", f"wrote more than {MAX_NOISE} bytes into the pipes of the agent's helper")
+        return self._process.wait().code
+
+    def _put(self, data: bytes) -> bool:
+        """Hand output to whoever takes it, waiting for room; return ``False`` when nobody takes it any more."""
         with self._condition:
             while self._size >= 2 * BATCH and not self._abandoned:
                 self._condition.wait()
             if self._abandoned:
-                return
+                return False
             self._pieces.append(data)
             self._size += len(data)
             wake, self._asleep = self._asleep, False
         if wake:
             self._loop.call_soon_threadsafe(self._arrived.set)
+        return True
 
     def _finish(self, code: int | RuntimeFailure) -> None:
         self._arrived.set()

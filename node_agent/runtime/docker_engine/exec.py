@@ -23,10 +23,12 @@ from node_agent.runtime.docker_engine.process import (
     LostExec,
     Signaller,
     exit_of,
+    hung_up_after,
 )
 from node_agent.runtime.record import DockerRecord
 
 _NOT_THERE: Final = (404, 409)  # no such container; it is paused or does not run
+SCRIPT_WAIT: Final = 20.0  # seconds; root inside a sandbox can stop the script that sends its signals
 _DEATH_WAIT: Final = 1  # seconds in which a container follows its last exec into death
 
 
@@ -105,10 +107,16 @@ class DockerExecs:
         options = {"user": "0", "privileged": True}
         _, stream = self._open(inspected, [BUSYBOX, "sh", "-c", script, "sh", *arguments], options)
         try:
-            while stream.read() is not None:
-                pass
+            with hung_up_after(SCRIPT_WAIT, stream) as overdue:
+                while stream.read() is not None:
+                    pass
         finally:
             stream.close()
+        if overdue.is_set():
+            sandbox_id = inspected["Config"]["Labels"][LABEL_ID]
+            raise RuntimeFailure(
+                ErrorCode.TIMEOUT, f"sandbox {sandbox_id} let no signal through for {SCRIPT_WAIT:g} s; is it paused?"
+            )
 
     def without_mark(self, container: str, exec_id: str) -> LostExec:
         """Return what became of an exec whose stream broke off: its sandbox died, or the shell around it did."""

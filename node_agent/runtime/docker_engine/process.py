@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure, StartFault
@@ -21,8 +22,12 @@ from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 from node_agent.runtime.docker_engine import scripts
 from node_agent.runtime.docker_engine.client import UpgradedStream
 from node_agent.runtime.docker_engine.scripts import Mark, MarkScanner
+from node_agent.runtime.untrusted import ForgedAnswerError, whole_number
 
+START_WAIT: Final = 30.0  # seconds; processes of the same user can stop the shell that starts an exec
+_MAX_EARLY: Final = 4 * limits.MIB  # bytes of output ahead of the start, of an exec whose two streams are far apart
 _LAST_SIGNAL: Final = 64
+_LAST_CODE: Final = 255
 
 
 class Signaller(Protocol):
@@ -81,7 +86,8 @@ class DockerExec(ExecProcess):
             watch: ends the stream when the sandbox dies, and knows what became of an exec without an end mark.
 
         Raises:
-            RuntimeFailure: ``START_ERROR``; ``SANDBOX_NOT_RUNNING`` when the sandbox ended before the start.
+            RuntimeFailure: ``START_ERROR``; ``SANDBOX_NOT_RUNNING`` when the sandbox ended before the start;
+                ``EXEC_LOST`` when its own processes kept it from starting.
         """
         self._stream = stream
         self._scanners = {Stream.STDOUT: MarkScanner(prefix), Stream.STDERR: MarkScanner(prefix)}
@@ -94,8 +100,13 @@ class DockerExec(ExecProcess):
         self._exit: Exit | None = None
         self._over = threading.Event()
         self._closed = False
+        self._forged = False
         try:
-            self._leader = self._await_start()
+            with hung_up_after(START_WAIT, stream) as overdue:
+                self._leader = self._await_start(overdue)
+        except ForgedAnswerError as error:
+            self.close()
+            raise _disturbed(program, f"forged its start: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -123,6 +134,8 @@ class DockerExec(ExecProcess):
     def wait(self) -> Exit:
         """Wait for the process's end.  Somebody has to read meanwhile: the end comes behind the output."""
         self._over.wait()
+        if self._forged:
+            raise _disturbed(self._program, "forged its end")
         if self._exit is None:
             raise RuntimeFailure(ErrorCode.EXEC_LOST, f"{self._program}: its sandbox or the Docker engine went away")
         return self._exit
@@ -133,23 +146,29 @@ class DockerExec(ExecProcess):
         self._stream.close()
         self._over.set()
 
-    def _await_start(self) -> int:
+    def _await_start(self, overdue: threading.Event) -> int:
         leader: int | None = None
+        early = 0
         while leader is None:
             received = self._stream.read()
             if received is None:
-                raise self._not_started()
+                raise self._not_started(overdue)
             stream, data = received
+            early += len(data)
+            if early > _MAX_EARLY:
+                raise _disturbed(self._program, "wrote into its pipes before it had started")
             for item in self._scanners[stream].feed(data):
                 if isinstance(item, Mark) and item.kind == scripts.STARTED:
-                    leader = int(item.value)
+                    leader = whole_number(item.value, limits.MAX_PIDS)
                 elif isinstance(item, Mark) and item.kind != scripts.ENDED:
                     raise start_failure(item, self._program, self._directory)
                 else:  # the two streams keep no order between them: what is on stderr may be ahead
                     self._take(stream, item)
         return leader
 
-    def _not_started(self) -> RuntimeFailure:
+    def _not_started(self, overdue: threading.Event) -> RuntimeFailure:
+        if overdue.is_set():
+            return _disturbed(self._program, f"kept it from starting within {START_WAIT:g} s")
         words = b"".join(chunk.data for chunk in self._ready).decode(errors="replace").strip()
         if not self._watch.lost().sandbox_alive:
             return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"{self._program}: the sandbox ended before it began")
@@ -179,7 +198,11 @@ class DockerExec(ExecProcess):
             return
         self._open.discard(stream)
         if not self._open:
-            self._end(exit_of(int(item.value)))
+            try:
+                self._end(exit_of(whole_number(item.value, _LAST_CODE)))
+            except ForgedAnswerError:
+                self._forged = True
+                self._end(None)
 
     def _stream_ended(self) -> None:
         for stream in self._open:
@@ -194,6 +217,28 @@ class DockerExec(ExecProcess):
         self._watch.stop()
         # A writer that is blocked, because the process did not read, goes on; a background child keeps its pipes.
         self._stream.close()
+
+
+def _disturbed(program: str, what: str) -> RuntimeFailure:
+    return RuntimeFailure(ErrorCode.EXEC_LOST, f"{program}: another process of its sandbox {what}")
+
+
+@contextlib.contextmanager
+def hung_up_after(seconds: float, stream: UpgradedStream) -> Iterator[threading.Event]:
+    """Hang the stream up if the block takes longer; yields an event that is set then."""
+    overdue = threading.Event()
+
+    def hang_up() -> None:
+        overdue.set()
+        stream.hang_up()
+
+    timer = threading.Timer(seconds, hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield overdue
+    finally:
+        timer.cancel()
 
 
 def exit_of(code: int) -> Exit:

@@ -8,6 +8,9 @@ the shell only stands around them.
 Docker reports an exec's end only when nobody holds its pipes any more.  So the script that starts the process writes a
 mark to both pipes after the process's end: everything the process wrote comes before it, and what a background child
 writes comes after.  A mark is ``<prefix><kind><value>;`` with a prefix that is random for each exec.
+
+The prefix keeps output from being taken for a mark by chance, not on purpose: processes of the same user see it in the
+arguments of the shell.  A forged mark may end or spoil an exec of its own sandbox, and nothing else.
 """
 
 import secrets
@@ -49,21 +52,21 @@ class MarkScanner:
 
     def feed(self, data: bytes) -> list[bytes | Mark]:
         """Return what ``data`` completes, in order; nothing in it is empty."""
-        buffer = self._held + data
+        buffer, at = self._held + data, 0
         found: list[bytes | Mark] = []
-        while (start := buffer.find(self._prefix)) >= 0:
+        while (start := buffer.find(self._prefix, at)) >= 0:
             end = buffer.find(b";", start, start + _LONGEST)
             if end < 0 and len(buffer) - start < _LONGEST:
                 break
             if end < 0:  # looks like a mark and is none
                 end = start + len(self._prefix) - 1
-                found.append(buffer[: end + 1])
+                found.append(buffer[at : end + 1])
             else:
                 text = buffer[start + len(self._prefix) : end].decode(errors="replace")
-                found += [buffer[:start], Mark(text[:1], text[1:])]
-            buffer = buffer[end + 1 :]
-        keep = self._start_of_mark(buffer)
-        found.append(buffer[:keep])
+                found += [buffer[at:start], Mark(text[:1], text[1:])]
+            at = end + 1
+        keep = self._start_of_mark(buffer, at)
+        found.append(buffer[at:keep])
         self._held = buffer[keep:]
         return [item for item in found if item != b""]
 
@@ -72,12 +75,12 @@ class MarkScanner:
         held, self._held = self._held, b""
         return held
 
-    def _start_of_mark(self, buffer: bytes) -> int:
-        """Return where a mark may have begun that is not complete; the length of ``buffer`` when none has."""
-        start = buffer.find(self._prefix)
+    def _start_of_mark(self, buffer: bytes, at: int) -> int:
+        """Return where a mark may have begun from ``at`` on that is not complete; else the length of ``buffer``."""
+        start = buffer.find(self._prefix, at)
         if start >= 0:
             return start
-        start = buffer.find(_FIRST, max(0, len(buffer) - len(self._prefix) + 1))
+        start = buffer.find(_FIRST, max(at, len(buffer) - len(self._prefix) + 1))
         while start >= 0:
             if self._prefix.startswith(buffer[start:]):
                 return start

@@ -2,6 +2,9 @@
 
 It is gVisor's internal interface.  What is used here was tried with release 20240729; `probe` tests it at start
 against a throwaway sandbox, and the command line takes its place where the test fails.
+
+The sentry stands between us and a stranger: its answers repeat names, arguments and environments of the sandbox's
+processes, and a sentry that was broken into says what it likes.  They are read by `node_agent.runtime.untrusted`.
 """
 
 import array
@@ -15,9 +18,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from node_agent.host.process import readable
+from node_agent.runtime.untrusted import ForgedAnswerError, JsonAnswer
 
 DEFAULT_TIMEOUT: Final = 10.0
-_MAX_ANSWER: Final = 64 * 1024 * 1024
+_MAX_PID: Final = 2**31
+_MAX_STATUS: Final = 0xFFFF  # of wait(2)
+_MAX_WORDS: Final = 4096  # characters of an error
 
 
 class ControlError(Exception):
@@ -28,8 +34,12 @@ class ControlLostError(Exception):
     """There is no sentry behind the socket, it went away, or it did not answer in time."""
 
 
+class ControlForgedError(ControlLostError):
+    """What the sentry answered is too large, or not what it answers."""
+
+
 class PendingAnswer:
-    """A request whose answer is still to come; selectable.
+    """A request whose answer, a wait status, is still to come; selectable.
 
     Args:
         connection: on which it was sent.
@@ -40,37 +50,35 @@ class PendingAnswer:
         connection.setblocking(False)
         self._connection = connection
         self._flags = socket.MSG_PEEK if stays else 0
-        self._received = bytearray()
-        self._early: Any = None  # an answer that came before anybody asked for it
+        self._answer = JsonAnswer()
+        self._early: int | None = None  # an answer that came before anybody asked for it
 
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def take(self) -> tuple[bool, Any]:
-        """Read what has come, without blocking.
-
-        Returns:
-            ``(False, None)``, or ``(True, result)`` once the answer is whole.
+    def take(self) -> int | None:
+        """Read what has come, without blocking; return the wait status, or ``None`` while the answer is not whole.
 
         Raises:
             ControlError: the answer is an error.
             ControlLostError: the sentry closed the connection before it answered.
         """
         if self._early is not None:
-            return True, self._early
+            return self._early
         while True:
             try:
                 data = self._connection.recv(65536, self._flags)
             except BlockingIOError:
-                return False, None
+                return None
             except OSError as error:
                 raise ControlLostError(str(error)) from error
             if not data:
                 raise ControlLostError("the sandbox ended before it answered")
-            self._received = bytearray(data) if self._flags else self._received + data
-            answer = _parsed(self._received)
+            if self._flags:  # what was looked at before comes again
+                self._answer = JsonAnswer()
+            answer = _fed(self._answer, data)
             if answer is not None:
-                return True, answer
+                return _number(answer, _MAX_STATUS)
             if self._flags:  # gVisor writes an answer at once, and so short a one comes whole
                 raise ControlLostError("the sandbox ended in the middle of its answer")
 
@@ -83,11 +91,9 @@ class PendingAnswer:
         if not readable(self, within):
             return False
         try:
-            whole, result = self.take()
+            self._early = self.take()
         except ControlError:
             return True
-        if whole:
-            self._early = result
         return False
 
     def close(self) -> None:
@@ -165,7 +171,7 @@ class Control:
         }
         connection = self._send("containerManager.ExecuteAsync", argument, descriptors, DEFAULT_TIMEOUT)
         try:
-            pid = _receive(connection, "containerManager.ExecuteAsync", DEFAULT_TIMEOUT)
+            pid = _number(_receive(connection, "containerManager.ExecuteAsync", DEFAULT_TIMEOUT), _MAX_PID)
             # On the same connection: a sandbox that ends from here on has still started the process.
             connection.sendall(_request("containerManager.WaitPID", {"PID": pid, "CID": self._container}))
         except OSError as error:
@@ -198,17 +204,29 @@ class Control:
         self.call("containerManager.Signal", {"CID": self._container, "Signo": number, "PID": pid, "Mode": 0})
 
     def processes(self) -> list[GuestProcess]:
-        """Return all processes but zombies."""
-        dump = self.call("containerManager.ProcfsDump") or []
-        return [
-            GuestProcess(entry["status"]["pid"], entry["status"].get("ppid", 0), entry["stat"].get("pgid", 0))
-            for entry in dump
-            if entry.get("status") and entry.get("stat")
-        ]
+        """Return all processes but zombies.
+
+        With their groups, unless the arguments and environments of all of them together are too much to read: then a
+        process counts as the leader of a group of its own.
+        """
+        try:
+            dump = [
+                (_part(entry, "status"), _part(entry, "stat")) for entry in self._list("containerManager.ProcfsDump")
+            ]
+            return [_guest(status, stat.get("pgid", 0)) for status, stat in dump if status and stat]
+        except ControlForgedError:
+            plain = self._list("containerManager.Processes", self._container)
+            return [_guest(entry, entry.get("pid")) for entry in plain]
 
     def count(self) -> int:
         """Count the processes."""
-        return len(self.call("containerManager.Processes", self._container) or [])
+        return len(self._list("containerManager.Processes", self._container))
+
+    def _list(self, method: str, argument: Any = None) -> list[dict[str, Any]]:
+        found = self.call(method, argument) or []
+        if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+            raise ControlForgedError(f"{method}: the answer is not a list of objects")
+        return found
 
     def call(
         self, method: str, argument: Any = None, *, descriptors: Sequence[int] = (), timeout: float = DEFAULT_TIMEOUT
@@ -249,31 +267,56 @@ def _request(method: str, argument: Any) -> bytes:
 def _receive(connection: socket.socket, method: str, timeout: float) -> Any:
     """Return the result of the call in flight."""
     deadline = time.monotonic() + timeout
-    received = bytearray()
+    reader = JsonAnswer()
     try:
-        while (answer := _parsed(received)) is None:
+        while True:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
             data = connection.recv(65536)
             if not data:
                 raise ControlLostError(f"the sandbox ended during {method}")
-            received += data
+            answer = _fed(reader, data)
+            if answer is not None:
+                return answer
     except OSError as error:
         raise ControlLostError(f"{method}: {error}") from error
-    return answer
 
 
-def _parsed(received: bytearray) -> Any:
-    """Return the result of a whole answer, which is never ``None``; ``None`` while the answer is not whole."""
-    # Every answer is one JSON object, and only its end closes the last brace.
-    if not received.rstrip().endswith(b"}"):
-        return None
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _fed(reader: JsonAnswer, data: bytes) -> Any:
+    """Return the result of a whole answer, which is never ``None``; ``None`` while the answer is not whole.
+
+    Raises:
+        ControlError: the answer is an error.
+        ControlForgedError: it is none.
+    """
     try:
-        answer = json.loads(received)
-    except ValueError:
-        if len(received) > _MAX_ANSWER:
-            raise ControlLostError("the sandbox's answer is too long") from None
+        answer = reader.feed(data)
+    except ForgedAnswerError as error:
+        raise ControlForgedError(str(error)) from error
+    if answer is None:
         return None
-    if not answer["success"]:
-        raise ControlError(answer["err"])
+    if answer.get("success") is not True:
+        raise ControlError(str(answer.get("err"))[:_MAX_WORDS])
     result = answer.get("result")
     return {} if result is None else result
+
+
+def _number(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ControlForgedError(f"the answer is {str(value)[:50]!r}, not a number up to {most}")
+    return value
+
+
+def _part(entry: dict[str, Any], name: str) -> dict[str, Any]:
+    part = entry.get(name) or {}
+    if not isinstance(part, dict):
+        raise ControlForgedError(f"{name} of a process is not an object")
+    return part
+
+
+def _guest(facts: dict[str, Any], group: Any) -> GuestProcess:
+    return GuestProcess(
+        _number(facts.get("pid"), _MAX_PID), _number(facts.get("ppid", 0), _MAX_PID), _number(group, _MAX_PID)
+    )

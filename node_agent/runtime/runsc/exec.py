@@ -2,6 +2,7 @@
 
 import contextlib
 import posixpath
+import threading
 import uuid
 from dataclasses import replace
 from typing import Final
@@ -20,6 +21,8 @@ from node_agent.runtime.runsc.oci_bundle import GuestFiles
 from node_agent.runtime.runsc.paths import SandboxPaths
 from node_agent.runtime.runsc.process import Awake, CommandHandle, PipedProcess, Pipes, SocketHandle
 from node_agent.runtime.runsc.runsc_cli import Runsc
+
+LOOK_WAIT: Final = 10.0  # seconds
 
 # gVisor's control socket reports an errno as its text only.
 _NO_ENTRY: Final = "no such file or directory"
@@ -84,8 +87,14 @@ def _check_directory(
     look = ExecCommand((BUSYBOX_INSIDE, "test", "-d", launch.working_dir))
     asked = replace(launch, argv=look.argv, working_dir="/")
     with contextlib.closing(_started(runsc, paths, asked, look, contextlib.nullcontext)) as process:
-        if process.wait().code == 0:
-            return
+        # Processes of the same user can stop it; then closing it ends the wait.
+        timer = threading.Timer(LOOK_WAIT, process.close)
+        timer.start()
+        try:
+            if process.wait().code == 0:
+                return
+        finally:
+            timer.cancel()
     raise RuntimeFailure(
         ErrorCode.START_ERROR,
         f"{command.argv[0]}: its working directory {launch.working_dir} is not a directory, or its user may not enter"

@@ -135,7 +135,7 @@ class SandboxExits:
         if pending is None:
             return ObservedEnd()
         try:
-            _, status = pending.take()
+            status = pending.take()
         except ControlError:
             return ObservedEnd()
         except ControlLostError:
@@ -295,7 +295,7 @@ class ExitWatcher:
         if watched.pending is None:
             return None
         try:
-            done, status = watched.pending.take()
+            return watched.pending.take()
         except (ControlError, ControlLostError) as error:
             self._selector.unregister(watched.pending)
             watched.pending.close()
@@ -306,7 +306,6 @@ class ExitWatcher:
                 # Asked before the first process began, and refused late: it has begun by now.
                 self._ask_again(watched)
             return None  # the sentry's own end comes next
-        return int(status) if done else None
 
     def _ask_again(self, watched: WatchedExit) -> None:
         watched.asked_again = True

@@ -324,10 +324,10 @@ class SocketHandle(Handle):
 
     def poll(self) -> Exit | None:
         try:
-            done, status = self._pending.take()
+            status = self._pending.take()
         except (ControlError, ControlLostError) as error:
             raise lost(self._sandbox_id, error) from error
-        return exit_of(status) if done else None
+        return None if status is None else exit_of(status)
 
     def signal(self, number: int) -> None:
         # Lost: the sandbox ended, and with it the process.
