@@ -171,5 +171,8 @@ def _capabilities(spec: SandboxSpec, policy: Policy) -> Iterator[Violation]:
     if refused - added:
         value = f"keeping {', '.join(sorted(refused - added))}"
         yield Violation(
-            "security.cap_drop", value, f"to keep {allowed}; ['ALL'] keeps none", policy.where("capabilities")
+            "security.cap_drop",
+            value,
+            "['ALL']" if not policy.capabilities else f"to keep {allowed}",
+            policy.where("capabilities"),
         )

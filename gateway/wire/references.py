@@ -6,6 +6,8 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.wire.closed_ranges import IpAddress, is_closed
+
 DEFAULT_REGISTRY: Final = "docker.io"
 DEFAULT_TAG: Final = "latest"
 
@@ -89,22 +91,20 @@ def is_private_host(host: str) -> bool:
     name = host.lower().rstrip(".")
     address = _address(name)
     if address is not None:
-        return not address.is_global or address.is_multicast
+        return is_closed(address)
     # A name of one label is completed from the machine's own search list.
     return "." not in name or name.endswith(_PRIVATE_SUFFIXES)
 
 
-def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _address(name: str) -> IpAddress | None:
     try:
-        found = ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
         try:
             # Resolvers take 127.1, 0x7f.1 and 2130706433 for addresses as well.
             return ipaddress.IPv4Address(socket.inet_aton(name))
         except (OSError, UnicodeError):
             return None
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -1,0 +1,99 @@
+"""`sandboxes policy`: what it refuses and names, its exit codes, and that it reads the file as the gateway does."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from sandboxes import app
+
+POLICY = "[default.policy]\nmax_cpus = 2\n[tenants.acme.policy]\nisolations = ['gvisor', 'runc']\n"
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    return path
+
+
+def spec(tmp_path: Path, **fields: object) -> str:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"image": "debian:12", **fields}))
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = app.run(["policy", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_refused_spec_exits_1_and_names_field_value_and_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, policy: Path
+) -> None:
+    code, out, _ = run(capsys, "check", spec(tmp_path, cpus=4, isolation="runc"), "--policy", str(policy))
+    assert code == 1
+    lines = out.splitlines()
+    assert lines[1].strip().startswith("cpus: 4 ")
+    assert f"{policy} [default.policy] max_cpus" in lines[1]
+    assert lines[2].strip().startswith("isolation: 'runc' ")
+
+
+def test_the_tenant_decides(capsys: pytest.CaptureFixture[str], tmp_path: Path, policy: Path) -> None:
+    words = ("check", spec(tmp_path, isolation="runc"), "--policy", str(policy), "--json")
+    code, out, _ = run(capsys, *words)
+    assert (code, [one["field"] for one in json.loads(out)["violations"]]) == (1, ["isolation"])
+    code, out, _ = run(capsys, *words, "--tenant", "acme")
+    assert (code, json.loads(out)["allowed"], json.loads(out)["violations"]) == (0, True, [])
+
+
+def test_a_spec_is_read_from_stdin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, policy: Path
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"image": "debian"}')))
+    assert run(capsys, "check", "-", "--policy", str(policy))[0] == 0
+
+
+def test_without_a_policy_the_gateways_setting_or_the_defaults_hold(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: Path
+) -> None:
+    asked = spec(tmp_path, cpus=4)
+    assert run(capsys, "check", asked)[0] == 0
+    monkeypatch.setenv("SANDBOXES_GATEWAY_POLICY_FILE", str(policy))
+    assert run(capsys, "check", asked)[0] == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"image": 3}', '{"image": "a", "env": {"KEY": "secret", "k": 1}}'])
+def test_a_wrong_spec_exits_2_without_its_values(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(content)
+    code, _, err = run(capsys, "check", str(path))
+    assert code == 2
+    assert str(path) in err
+    assert "secret" not in err
+
+
+def test_a_wrong_policy_or_tenant_exits_2(capsys: pytest.CaptureFixture[str], tmp_path: Path, policy: Path) -> None:
+    policy.write_text("[default.policy]\nmax_cpu = 2\n")
+    code, _, err = run(capsys, "show", "--policy", str(policy))
+    assert code == 2
+    assert "[default.policy] max_cpu" in err
+    assert run(capsys, "show", "--tenant", "Acme")[0] == 2
+    assert run(capsys, "check", str(tmp_path / "missing.json"))[0] == 2
+
+
+def test_show_lists_each_value_with_where_it_is_set(capsys: pytest.CaptureFixture[str], policy: Path) -> None:
+    code, out, err = run(capsys, "show", "--policy", str(policy), "--tenant", "acme", "--json")
+    shown = json.loads(out)["policy"]
+    assert code == 0
+    assert shown["isolations"] == {
+        "value": ["gvisor", "runc"],
+        "where": f"{policy} [tenants.acme.policy] isolations",
+    }
+    assert shown["max_cpus"]["where"] == f"{policy} [default.policy] max_cpus"
+    code, out, err = run(capsys, "show", "--policy", str(policy))
+    assert (code, "policy.max_cpus" in out, "acme" in err) == (0, True, True)
