@@ -37,6 +37,7 @@ class ErrorCode(StrEnum):
     NOT_A_DIRECTORY = "not_a_directory"
     FILE_PERMISSION = "file_permission"
     DISK_FULL = "disk_full"
+    TRANSFER_INTERRUPTED = "transfer_interrupted"
     NODE_NOT_FOUND = "node_not_found"
     NODE_UNREACHABLE = "node_unreachable"
     NODE_REFUSED = "node_refused"
@@ -81,6 +82,7 @@ CODE_RULES: Final[dict[ErrorCode, CodeRule]] = {
     ErrorCode.NOT_A_DIRECTORY: CodeRule(400, False),
     ErrorCode.FILE_PERMISSION: CodeRule(403, False),
     ErrorCode.DISK_FULL: CodeRule(507, False),
+    ErrorCode.TRANSFER_INTERRUPTED: CodeRule(503, True),
     ErrorCode.NODE_NOT_FOUND: CodeRule(404, False),
     ErrorCode.NODE_UNREACHABLE: CodeRule(503, True),
     ErrorCode.NODE_REFUSED: CodeRule(503, True),

@@ -21,6 +21,12 @@ EXIT_SHORT: Final = 22
 EXIT_MISSING: Final = 23
 EXIT_SPECIAL: Final = 24
 EXIT_PARENT: Final = 25
+KILLED: Final = 128  # plus the signal, as a shell reports it
+
+INTERRUPTED: Final = (
+    "was not moved: the transfer ended early, as it does when the sandbox restarts or ends; an upload left the file as"
+    " it was; try again"
+)
 
 UPLOAD: Final = rf"""
 b=$0 p=$1 size=$2 part=$3
@@ -121,6 +127,8 @@ def explain(exit_code: int, stderr: bytes) -> tuple[ErrorCode, str]:
     """
     if exit_code in _BY_EXIT:
         return _BY_EXIT[exit_code]
+    if exit_code > KILLED:
+        return ErrorCode.TRANSFER_INTERRUPTED, INTERRUPTED
     text = stderr.decode(errors="replace").strip()
     for number, code, sentence in _BY_ERRNO:
         if os.strerror(number) in text:

@@ -161,6 +161,8 @@ class Transfers:
         process = await self._run(partial(target.runtime.exec, target.sandbox_id, command))
         try:
             yield process
+        except RuntimeFailure as failure:
+            raise _interrupted(target, failure) from failure
         finally:
             await asyncio.shield(self._run(partial(_end, process)))
 
@@ -185,7 +187,17 @@ async def _announced(target: SandboxFile, pump: "Pump") -> tuple[int, bytes]:
 
 
 def _disturbed(file: str, what: str) -> RuntimeFailure:
-    return RuntimeFailure(ErrorCode.EXEC_LOST, f"{file} could not be moved: another process of the sandbox {what}")
+    sentence = f"{file} could not be moved: another process of the sandbox {what}"
+    return RuntimeFailure(ErrorCode.TRANSFER_INTERRUPTED, sentence)
+
+
+def _interrupted(target: SandboxFile, failure: RuntimeFailure) -> NodeError:
+    """Return what a client sees of a helper process that went away: it knows of files, and not of processes."""
+    if failure.code not in {ErrorCode.EXEC_LOST, ErrorCode.STDIN_CLOSED}:
+        return failure
+    return NodeError(
+        ErrorCode.TRANSFER_INTERRUPTED, f"{target.path!r} in sandbox {target.sandbox_id} {scripts.INTERRUPTED}"
+    )
 
 
 def _stalled(target: SandboxFile) -> NodeError:

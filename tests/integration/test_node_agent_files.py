@@ -10,6 +10,7 @@ import pytest
 import requests
 
 from gateway.wire import limits
+from gateway.wire.states import DeathReason
 from tests.fakes.gateway import CONTROL_TOKEN
 from tests.fakes.node import NodeUnderTest
 from tests.fakes.node_fixtures import box, node
@@ -179,3 +180,20 @@ def test_a_file_that_shrinks_while_it_is_read_breaks_the_connection(node: NodeUn
             if number == 0:
                 os.truncate(workspace / "shrinks", 1000)
     (workspace / "shrinks").unlink()
+
+
+def test_an_upload_whose_sandbox_dies_is_an_error_of_files(node: NodeUnderTest, box: str) -> None:
+    workspace = node.node._settings.root / "fake" / box / "workspace"
+
+    class Body:
+        def __len__(self) -> int:
+            return 4 * limits.MIB
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield bytes(2 * limits.MIB)
+            wait_until(lambda: any(workspace.glob(".upload-*")))
+            node.runtime.die(box, DeathReason.OOM, "too much")
+            yield bytes(2 * limits.MIB)
+
+    answer = put(node, "big", Body())
+    assert (answer.status_code, code(answer), answer.json()["retryable"]) == (503, "transfer_interrupted", True)
