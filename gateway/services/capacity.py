@@ -47,6 +47,7 @@ class CapacityService:
         oldest = (now - queue[0].since).total_seconds() if queue else None
         units = [item for item in ahead if item.kind is PreparedKind.SANDBOX]
         builders = [item for item in ahead if item.kind is PreparedKind.BUILDER]
+        builder_count = sum(item.count for item in builders)
         alike = Counter(one.shape for one in queue)
         pending = sum((shape.times(count) for shape, count in alike.items()), start=Shape())
         wanted_ahead = sum((item.total for item in units), start=Shape())
@@ -59,7 +60,8 @@ class CapacityService:
             prepared_resources=wanted_ahead,
             desired_resources=pending + wanted_ahead,
             prepared_builders=[prepared_builders(item) for item in builders],
-            prepared_builder_count=sum(item.count for item in builders),
+            prepared_builder_count=builder_count,
+            desired_builders=builder_count,
         )
 
     async def set_ceilings(self, reported: Ceilings) -> None:

@@ -86,6 +86,8 @@ class Demand(WireAnswer):
     """Ordered by expiry."""
     prepared_builder_count: int = 0
     """All of them together."""
+    desired_builders: int = 0
+    """Builders that should run: those requested ahead."""
 
 
 class PrepareRequest(WireRequest):

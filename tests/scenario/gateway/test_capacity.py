@@ -137,7 +137,7 @@ async def test_delete_returns_what_was_prepared_and_is_idempotent(here: World) -
 async def test_builders_are_listed_apart_from_sandboxes(here: World) -> None:
     made = await here.services.prepared.prepare_builders(BuilderPrepareRequest(count=2))
     reported = await demand(here)
-    assert (reported.prepared, reported.prepared_builder_count) == ([], 2)
+    assert (reported.prepared, reported.prepared_builder_count, reported.desired_builders) == ([], 2, 2)
     assert await here.services.prepared.delete(PreparedKind.SANDBOX, made.id) is None
     with pytest.raises(ApiError) as caught:
         await prepare(here, id=made.id)
