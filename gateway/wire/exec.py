@@ -114,6 +114,8 @@ class ExecSession(WireAnswer):
     """Whether some output was counted but not stored."""
     last_sequence: int = 0
     """Sequence number of the newest event; 0 before the first."""
+    lost: bool = False
+    """Whether the outcome is unknown; ``exit_code`` is then -1, which no process returns."""
     error: str | None = None
     """Why the session failed."""
     created_at: Timestamp

@@ -26,7 +26,7 @@ EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_NOT_EXECUTABLE = 126  # as a POSIX shell
 EXIT_NOT_FOUND = 127  # as a POSIX shell
 EXIT_KILLED = 137  # 128 + SIGKILL
-EXIT_UNKNOWN = -1
+EXIT_UNKNOWN = -1  # clients in the field take a missing exit code for success
 
 _KILLERS = frozenset(DeathReason) - {DeathReason.NODE_LOST, DeathReason.START_ERROR, DeathReason.IMAGE_ERROR}
 
@@ -45,6 +45,11 @@ class ExecOutcome:
     signal: int | None = None
     timed_out: bool = False
     error: str = ""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nobody knows how the process ended."""
+        return self.exit_code == EXIT_UNKNOWN
 
     @classmethod
     def ended(cls, exit_: Exit) -> Self:
@@ -289,6 +294,7 @@ class Session:
                     "exit_code": outcome.exit_code,
                     "signal": outcome.signal,
                     "timed_out": outcome.timed_out,
+                    "lost": outcome.unknown,
                     "stdin_open": False,
                     "error": outcome.error or None,
                     "updated_at": datetime.now(UTC),

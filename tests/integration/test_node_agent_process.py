@@ -187,7 +187,7 @@ def test_sandboxes_and_histories_survive_a_sigkill_of_the_agent(root: Path) -> N
         assert call(port, "PUT", "/v1/sandboxes/a", json=order).json()["sandbox"]["state"] == "running"
         body = call(port, "GET", f"/v1/exec/{session}/events").json()
         assert [e["stream"] for e in body["events"]] == ["status", "stdout", "error", "exit"]
-        assert body["session"]["exit_code"] == -1
+        assert (body["session"]["exit_code"], body["session"]["lost"]) == (-1, True)
     finally:
         second.send_signal(signal.SIGTERM)
         second.communicate(timeout=20)
