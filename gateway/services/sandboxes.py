@@ -7,6 +7,7 @@ runs.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,7 +67,9 @@ class SandboxService:
 
     # -- create -------------------------------------------------------------------------------------------------------
 
-    async def create(self, spec: SandboxSpec, *, default_ttl: int | None = None) -> SandboxEnvelope:
+    async def create(
+        self, spec: SandboxSpec, *, default_ttl: int | None = None, wait_seconds: float = math.inf
+    ) -> SandboxEnvelope:
         """Return when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
 
         One that ran and has ended since is returned as it is, in its state and with its reason; delete it to use the id
@@ -75,6 +78,7 @@ class SandboxService:
         Args:
             spec: what the client asks for.
             default_ttl: seconds that it lives if its spec has no ttl; ``None``: until it is deleted.
+            wait_seconds: how long the client waits, cut to the service's own ``create_wait``.
 
         Raises:
             ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``; ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
@@ -83,7 +87,7 @@ class SandboxService:
         """
         spec_hash = spec.sha256()
         with self._uow.watch(spec.id) as watch, self._seat() as seated:
-            until = self._clock.monotonic() + (self._settings.create_wait if seated else 0.0)
+            until = self._clock.monotonic() + (min(wait_seconds, self._settings.create_wait) if seated else 0.0)
             while True:
                 admitted = await self._admit(spec, spec_hash, default_ttl)
                 if admitted.sandbox.state is not S.DELETING:

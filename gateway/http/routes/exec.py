@@ -22,8 +22,8 @@ from gateway.http.routes.parameters import (
     SandboxPath,
     SessionId,
     SessionPath,
+    StartQuery,
     StreamQuery,
-    WaitQuery,
     new_router,
     parse_session_id,
     parts_of,
@@ -45,21 +45,22 @@ LOOK_TIMEOUT: Final = 4.0  # for asking whether a start without an answer took e
 async def start_exec(
     sandbox_id: SandboxPath,
     body: ExecRequest,
-    query: Annotated[WaitQuery, Query()],
+    query: Annotated[StartQuery, Query()],
     request: Request,
     caller: Caller,
     parts: GatewayParts,
 ) -> Response:
     """Start a process in a running sandbox; a paused one is resumed first.
 
-    With `wait_seconds` the answer carries the events so far, so that a quick command costs one round trip.  Not
-    idempotent: an error whose outcome is unknown says so and is not retryable.
+    With `wait_seconds` the answer carries the events so far, so that a quick command costs one round trip.  An error
+    whose outcome is unknown says so and is not retryable.
     """
+    name = query.session or uuid4().hex
     wait = min(query.wait_seconds, limits.MAX_LONG_POLL)
 
     async def send(route: Route) -> bytes:
         parts.services.policies.admit_exec(caller, body.user, route.isolation)
-        session_id = f"exec-{uuid4().hex}.{route.generation}.{sandbox_id}"
+        session_id = f"exec-{name}.{route.generation}.{sandbox_id}"
         add_facts(request.scope, target={"session_id": session_id})
         order = ExecOrder(session_id=session_id, generation=route.generation, exec=body)
         call = NodeCall(

@@ -185,11 +185,26 @@ class ListQuery(QueryModel):
         return dict(text.split("=", 1) for text in self.label)
 
 
+class CreateQuery(QueryModel):
+    """How long a create may wait for its sandbox to run."""
+
+    wait_seconds: Wait = limits.CREATE_WAIT
+    """Seconds, cut to `limits.CREATE_WAIT`; a client that gives up earlier sends less, and so learns why it waits."""
+
+
 class WaitQuery(QueryModel):
     """How long to wait for the end of a quick command."""
 
     wait_seconds: Wait = 0.0
     """Seconds, cut to `limits.MAX_LONG_POLL`; 0 answers as soon as the process runs."""
+
+
+class StartQuery(WaitQuery):
+    """How a session is named, and how long to wait for the end of a quick command."""
+
+    session: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
+    """The 32 hex digits of the session's id, chosen by the client, which so knows the id before any answer; the same
+    again gives the session that is there.  Without it the service chooses."""
 
 
 class EventsQuery(QueryModel):

@@ -16,6 +16,7 @@ from gateway.http.audit import add_facts
 from gateway.http.proxy import download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
     Caller,
+    CreateQuery,
     FileQuery,
     GatewayParts,
     ListQuery,
@@ -46,26 +47,31 @@ router = new_router("sandboxes")
 
 @router.post("/v1/sandboxes", status_code=201, responses={200: {"model": SandboxEnvelope, "description": "Was there"}})
 async def create_sandbox(
-    spec: SandboxSpec, request: Request, response: Response, caller: Caller, parts: GatewayParts
+    spec: SandboxSpec,
+    query: Annotated[CreateQuery, Query()],
+    request: Request,
+    response: Response,
+    caller: Caller,
+    parts: GatewayParts,
 ) -> SandboxEnvelope:
     """Create a sandbox; answers when it runs.
 
     Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
-    takes long continues after its retryable answer.  Without an `id` the service generates one, and a refused create
-    leaves nothing behind.
+    takes longer than `wait_seconds` continues after its retryable answer, which says what it waits for.  Without an
+    `id` the service generates one, and a refused create leaves nothing behind.
     """
     add_facts(request.scope, target={"sandbox_id": spec.id}, image=spec.image, spec_sha256=spec.sha256())
     default_ttl = parts.services.policies.admit(caller, spec)
-    envelope = await _created(parts, spec, default_ttl)
+    envelope = await _created(parts, spec, default_ttl, query.wait_seconds)
     if envelope.recovered:
         response.status_code = 200
     return envelope
 
 
-async def _created(parts: Parts, spec: SandboxSpec, default_ttl: int | None) -> SandboxEnvelope:
+async def _created(parts: Parts, spec: SandboxSpec, default_ttl: int | None, wait_seconds: float) -> SandboxEnvelope:
     sandboxes = parts.services.sandboxes
     try:
-        return await sandboxes.create(spec, default_ttl=default_ttl)
+        return await sandboxes.create(spec, default_ttl=default_ttl, wait_seconds=wait_seconds)
     except ApiError:
         if "id" not in spec.model_fields_set:
             # The same body sent again gets another id, so nobody would ever claim what continues after this refusal.
