@@ -68,7 +68,7 @@ def _upload(client: SandboxClient, source: str, target: RemotePath) -> dict[str,
             answer = client.upload_file(target.sandbox_id, path, sys.stdin.buffer, on_progress=moved)
         else:
             _refuse_directory(Path(source), target.sandbox_id)
-            answer = client.upload_file_from_path(target.sandbox_id, source, path, on_progress=moved)
+            answer = client.upload_file(target.sandbox_id, path, Path(source), on_progress=moved)
     return {"from": source, "to": f"{target.sandbox_id}:{path}", "size": answer["size"]}
 
 

@@ -125,6 +125,61 @@ def test_lost_session_is_not_exit_0(gateway: Gateway, client: SandboxClient, san
         handle.wait()
 
 
+def test_unknown_outcome_is_an_error_with_the_output_so_far(gateway: Gateway, sandbox: SandboxHandle) -> None:
+    gateway.open_session = True
+    handle = sandbox.start_exec(["make"])
+    lost = {"status": ExecStatus.FAILED, "lost": True, "error": "the node agent restarted"}
+    gateway.sessions[handle.session_id].finish([("stdout", b"so far")], -1, **lost)
+    with pytest.raises(ExecLostError) as caught:
+        handle.wait()
+    assert caught.value.code == "exec_lost"
+    assert caught.value.result is not None
+    assert (caught.value.result.stdout, caught.value.result.exit_code) == ("so far", None)
+    with pytest.raises(ExecLostError):
+        list(handle.events())
+
+
+def test_interrupt_kills_what_exec_started(gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle) -> None:
+    gateway.open_session = True
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    client._collect = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.exec(["sleep", "300"])
+    (session,) = gateway.sessions.values()
+    assert session.signals == [9]
+
+
+def test_input_that_cannot_be_read_kills_the_process(gateway: Gateway, sandbox: SandboxHandle) -> None:
+    class Broken(io.BytesIO):
+        def read(self, _: int | None = -1, /) -> bytes:
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="gone"):
+        sandbox.exec(["cat"], input=Broken())
+    (session,) = gateway.sessions.values()
+    assert session.signals == [9]
+
+
+def test_start_that_overtakes_its_kill_is_killed(
+    gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, naps: list[float]
+) -> None:
+    started = client._start
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        client.transport.sleep = lambda seconds: (naps.append(seconds), started(*_, **__))  # type: ignore[assignment,return-value]
+        raise KeyboardInterrupt
+
+    gateway.open_session = True
+    client._start = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.exec(["sleep", "300"])
+    (session,) = gateway.sessions.values()
+    assert session.signals == [9]
+
+
 def test_stream_that_never_comes_back_ends_in_an_error(
     gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,14 +232,14 @@ def test_input_arrives_byte_for_byte(sandbox: SandboxHandle, given: str | bytes,
 def test_process_that_ends_before_its_input_is_no_error(
     gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = client.start_exec
+    started = client._start
 
-    def ends_at_once(*args: Any, **options: Any) -> ExecHandle:
-        handle = started(*args, **options)
-        gateway.sessions[handle.session_id].finish([("stdout", b"done")], 0)
-        return handle
+    def ends_at_once(*args: Any, **options: Any) -> Any:
+        answer = started(*args, **options)
+        gateway.sessions[answer["session"]["id"]].finish([("stdout", b"done")], 0)
+        return answer
 
-    monkeypatch.setattr(client, "start_exec", ends_at_once)
+    monkeypatch.setattr(client, "_start", ends_at_once)
     assert sandbox.exec(["head", "-1"], input=b"y" * 10_000_000).stdout == "done"
     assert len(gateway.sent("POST", "/stdin")) == 1
 

@@ -46,7 +46,7 @@ def test_every_kind_of_source(sandbox: SandboxHandle, tmp_path: Path) -> None:
     ):
         assert sandbox.upload_file("/f", content)["size"] == len(expected)
         assert sandbox.download_file("/f") == expected
-    sandbox.upload_file_from_path(str(local), "/g")
+    sandbox.upload_file_from_path(container_path="/g", local_path=str(local))
     assert sandbox.download_file("/g") == local.read_bytes()
 
 
@@ -70,7 +70,9 @@ def test_progress_is_reported(sandbox: SandboxHandle, tmp_path: Path) -> None:
     steps: list[tuple[int, int | None]] = []
     local = tmp_path / "f"
     local.write_bytes(b"z" * (MIB + 1))
-    sandbox.upload_file_from_path(local, "/f", on_progress=lambda done, total: steps.append((done, total)))
+    sandbox.upload_file_from_path(
+        container_path="/f", local_path=local, on_progress=lambda done, total: steps.append((done, total))
+    )
     assert steps == [(MIB, MIB + 1), (MIB + 1, MIB + 1)]
     steps.clear()
     sandbox.download_file_to_path("/f", tmp_path / "g", on_progress=lambda done, total: steps.append((done, total)))
@@ -93,7 +95,7 @@ def test_source_that_shrinks_leaves_no_partial_file(sandbox: SandboxHandle, gate
 def test_missing_local_file_is_the_builtin_error(sandbox: SandboxHandle, tmp_path: Path, gateway: Gateway) -> None:
     seen = len(gateway.requests)
     with pytest.raises(FileNotFoundError):
-        sandbox.upload_file_from_path(tmp_path / "missing", "/f")
+        sandbox.upload_file_from_path(local_path=tmp_path / "missing", container_path="/f")
     assert len(gateway.requests) == seen
 
 

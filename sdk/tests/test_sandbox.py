@@ -1,11 +1,18 @@
 """Sandboxes through the client: creating, finding and ending them."""
 
+import asyncio
+import signal
+import threading
+from dataclasses import replace
+
 import pytest
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.states import DeathReason, SandboxState
 from tests.fakes.gateway import Gateway, error
-from tests.fakes.scripted import Drop
+from tests.fakes.scripted import Drop, Reply
 from ucloud_sandboxes_sdk import (
+    AuthenticationError,
     CreateProgress,
     Image,
     InvalidRequestError,
@@ -18,6 +25,7 @@ from ucloud_sandboxes_sdk import (
     SandboxHandle,
     SandboxSpec,
     SpecConflictError,
+    StartError,
 )
 
 IMAGE = Image.from_registry("busybox:1.36")
@@ -83,7 +91,8 @@ def test_create_raises_last_error_at_its_deadline(client: SandboxClient, gateway
     gateway.next("POST", "/v1/sandboxes", *[NO_ROOM] * 3)
     with pytest.raises(NoRoomError):
         client.create_sandbox(image=IMAGE, request_timeout_seconds=1.0)
-    assert len(gateway.requests) == 1  # two seconds do not fit into the one that is left
+    assert len(gateway.sent("POST", "/v1/sandboxes")) == 1  # two seconds do not fit into the one that is left
+    assert gateway.requests[0].query == {"wait_seconds": "0.5"}  # so that the reason comes within it
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,106 @@ def test_create_does_not_retry_permanent_errors(
     gateway.next("POST", "/v1/sandboxes", error(code))
     with pytest.raises(kind):
         client.create_sandbox(image=IMAGE)
-    assert len(gateway.requests) == 1
+    assert len(gateway.sent("POST", "/v1/sandboxes")) == 1
+
+
+FAILURES = [
+    (error(ErrorCode.START_ERROR), StartError, True),
+    (error(ErrorCode.NEVER_FITS), NeverFitsError, True),
+    (Reply(200), SandboxApiError, True),
+    (error(ErrorCode.INVALID_REQUEST), InvalidRequestError, False),
+    (error(ErrorCode.UNAUTHORIZED), AuthenticationError, False),
+]
+
+
+@pytest.mark.parametrize(("reply", "kind", "deleted"), FAILURES, ids=lambda value: getattr(value, "__name__", ""))
+def test_failed_create_without_an_id_leaves_nothing(
+    client: SandboxClient, gateway: Gateway, reply: Reply, kind: type[SandboxApiError], deleted: bool
+) -> None:
+    gateway.next("POST", "/v1/sandboxes", reply)
+    with pytest.raises(kind):
+        client.create_sandbox(image=IMAGE)
+    name = gateway.requests[0].json()["id"]
+    assert bool(gateway.sent("DELETE", f"/v1/sandboxes/{name}")) is deleted
+
+
+def test_failed_create_with_an_id_keeps_its_record(client: SandboxClient, gateway: Gateway) -> None:
+    gateway.next("POST", "/v1/sandboxes", error(ErrorCode.START_ERROR))
+    with pytest.raises(StartError):
+        client.create_sandbox(id="mine", image=IMAGE)
+    assert [request.method for request in gateway.requests] == ["POST"]
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_interrupted_create_leaves_nothing(
+    client: SandboxClient, gateway: Gateway, interrupt: type[BaseException]
+) -> None:
+    gateway.next("POST", "/v1/sandboxes", NO_ROOM)
+
+    def stop(_: CreateProgress) -> None:
+        raise interrupt
+
+    with pytest.raises(interrupt):
+        client.create_sandbox(image=IMAGE, on_progress=stop)
+    name = gateway.requests[0].json()["id"]
+    # There is none yet; its create may still be on its way, so that one look is not enough.
+    assert len(gateway.sent("DELETE", f"/v1/sandboxes/{name}")) > 1
+
+
+def test_create_that_arrives_after_its_delete_is_deleted(client: SandboxClient, gateway: Gateway) -> None:
+    gateway.next("POST", "/v1/sandboxes", NO_ROOM)
+
+    def stop(_: CreateProgress) -> None:
+        raise KeyboardInterrupt
+
+    def late(_: float) -> None:
+        first = gateway.requests[0]
+        gateway.reply(replace(first))
+
+    client.transport.sleep = late
+    with pytest.raises(KeyboardInterrupt):
+        client.create_sandbox(image=IMAGE, on_progress=stop)
+    assert gateway.sandboxes == {}
+
+
+def test_deletion_goes_on_after_a_second_interrupt(client: SandboxClient, gateway: Gateway) -> None:
+    held = threading.Event()
+    sandbox = client.create_sandbox(image=IMAGE)
+    gateway.next("DELETE", sandbox.id, Reply(503, b'{"retryable":true}', hang=held))
+
+    def press_again() -> None:
+        gateway.wait_for("the delete", lambda: gateway.sent("DELETE", sandbox.id))
+        signal.raise_signal(signal.SIGINT)
+        held.set()
+
+    presser = threading.Thread(target=press_again)
+    with pytest.raises(KeyboardInterrupt), sandbox:
+        presser.start()
+        raise KeyboardInterrupt
+    presser.join()
+    gateway.wait_for("the sandbox is gone", lambda: not gateway.sandboxes)
+
+
+def test_failed_deletion_does_not_hide_what_ended_the_block(client: SandboxClient, gateway: Gateway) -> None:
+    sandbox = client.create_sandbox(image=IMAGE)
+    gateway.next("DELETE", sandbox.id, error(ErrorCode.INTERNAL))
+    with pytest.raises(ZeroDivisionError) as caught, sandbox:
+        raise ZeroDivisionError
+    assert sandbox.id in caught.value.__notes__[0]
+
+
+def test_deleted_sandbox_is_not_found(client: SandboxClient, gateway: Gateway, sandbox: SandboxHandle) -> None:
+    gone = gateway.sandboxes[sandbox.id].model_copy(update={"state": SandboxState.DELETED, "reason": DeathReason.TTL})
+    gateway.sandboxes[sandbox.id] = gone  # as the service shows it for a day
+    assert client.get_sandbox(sandbox.id) is None
+    shown = client.get_sandbox(sandbox.id, include_deleted=True)
+    assert shown is not None
+    assert shown["reason"] == "ttl"
+    with pytest.raises(NotFoundError):
+        client.attach(sandbox.id)
+    with pytest.raises(NotFoundError):
+        sandbox.refresh()
+    assert (sandbox.state, sandbox.record["reason"]) == ("deleted", "ttl")
 
 
 def test_create_of_existing_id_with_other_spec_conflicts(client: SandboxClient) -> None:

@@ -69,3 +69,31 @@ def test_the_example_in_the_repository_runs_against_any_gateway(monkeypatch: pyt
         runpy.run_path(str(EXAMPLE))
         assert [request.method for request in gateway.requests] == ["POST", "POST", "DELETE"]
         assert gateway.sandboxes == {}
+
+
+SNIPPET = """
+from ucloud_sandboxes_sdk import Image, SandboxClient
+image = Image.from_registry("busybox")
+client = SandboxClient("http://localhost")
+client.create_sandbox(image=image, memory_mb=64, gpus="all", security={"user": "0"}, ttl_seconds=None)
+client.create_sandbox(image=image, memory=64)
+client.create_sandbox(image=image, memory_mb="64")
+client.exec("box", ["true"], timeout=3)
+"""
+WRONG_LINES = [6, 7, 8]
+
+
+def test_type_checkers_refuse_misspelt_fields(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(SNIPPET)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", str(file)]
+    done = subprocess.run(
+        [*command, "--cache-dir", str(tmp_path)],  # one cache serves one set of options
+        env={"MYPYPATH": str(SOURCE.parent), "PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    found = [int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error:" in line]
+    assert found == WRONG_LINES, done.stdout + done.stderr

@@ -78,7 +78,7 @@ class Service:
         self.client.resume_sandbox(sandbox_id)
 
     def upload(self, sandbox_id: str, source: Path) -> None:
-        self.client.upload_file_from_path(sandbox_id, source, "/workspace/big")
+        self.client.upload_file(sandbox_id, "/workspace/big", source)
 
     def download(self, sandbox_id: str, target: Path) -> None:
         self.client.download_file_to_path(sandbox_id, "/workspace/big", target)

@@ -261,17 +261,17 @@ class Gateway:
         order = ExecRequest.model_validate_json(request.body)
         if record.state is not SandboxState.RUNNING:
             raise RefusedError(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {record.id} is {record.state}")
-        session = self.add_session(record.id, order)
+        session = self.add_session(record.id, order, request.query.get("session"))
         if not order.stdin and not self.open_session:
             session.finish(*self.program(order, b""))
         events = session.events if "wait_seconds" in request.query else []
         return Reply(201, ExecEvents(session=session.session, events=events).model_dump_json().encode())
 
-    def add_session(self, name: str, order: ExecRequest) -> Session:
+    def add_session(self, name: str, order: ExecRequest, key: str | None = None) -> Session:
         """Add a session without events."""
         now = datetime.now(UTC)
         session = ExecSession(
-            id=f"exec-{len(self.sessions):032x}.1.{name}",
+            id=f"exec-{key or f'{len(self.sessions):032x}'}.1.{name}",
             sandbox_id=name,
             generation=1,
             command=order.command,

@@ -1,11 +1,12 @@
 """SDK and command line against the whole service with real engines."""
 
 import hashlib
+import io
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
@@ -14,10 +15,12 @@ import pytest
 
 from node_agent.install import images
 from sandboxes.local.dockerd import DEFAULT_SOCKET
-from tests.stack import Up, running
-from ucloud_sandboxes_sdk import Image, SandboxHandle, event_bytes
+from tests.stack import Up, running, until
+from ucloud_sandboxes_sdk import Image, SandboxHandle, TransferInterruptedError, event_bytes
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engines"), pytest.mark.timeout(300)]
+
+Ready = Callable[[], bool]
 
 MIB = 1024 * 1024
 OUTPUT = 100_000_000
@@ -42,6 +45,99 @@ def image(service: Up) -> str:
 def sandbox(service: Up, image: str) -> Iterator[SandboxHandle]:
     with service.client().create_sandbox(image=Image.from_registry(image), memory_mb=256, disk_mb=512) as made:
         yield made
+
+
+PROGRAM = """
+import sys, time
+from ucloud_sandboxes_sdk import Image, SandboxClient
+
+image, mark, box, moment = sys.argv[1:]
+client = SandboxClient.from_env()
+
+def at(name):
+    if name == moment:
+        print(name, flush=True)
+
+if box:
+    at("exec")
+    client.exec(box, ["sleep", mark])
+wanted = {"image": Image.from_registry(image), "memory_mb": 64, "disk_mb": 64, "labels": {"mark": mark}}
+at("create")
+with client.create_sandbox(**wanted) as sandbox:
+    at("between")
+    if moment == "between":
+        time.sleep(60)
+    if moment == "stream":
+        for event in sandbox.start_exec(["sh", "-c", "echo out; sleep 300"]).events():
+            if event["stream"] == "stdout":
+                at("stream")
+    at("exec")
+    sandbox.exec(["sleep", "300"])
+"""
+
+
+def interrupted(service: Up, image: str, mark: str, moment: str, box: str = "", ready: Ready | None = None) -> int:
+    """Run a program on the SDK, send it SIGINT at a moment, and return its exit code."""
+    token = (service.directory.tokens / "client").read_text().strip()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, image, mark, box, moment],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "UCLOUD_SANDBOX_URL": service.url, "UCLOUD_SANDBOX_API_TOKEN": token},
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline().strip() == moment
+        if ready:
+            until(ready, f"ready for SIGINT: {moment}")
+        program.send_signal(signal.SIGINT)
+        return program.wait(60)
+
+
+@pytest.mark.parametrize("moment", ["create", "between", "exec", "stream"])
+def test_ctrl_c_leaves_nothing(service: Up, image: str, moment: str) -> None:
+    mark = str(uuid4().int % 10**8)
+    assert interrupted(service, image, mark, moment) == -signal.SIGINT
+    assert service.client().list_sandboxes(labels={"mark": mark}) == []
+
+
+def test_ctrl_c_while_the_service_creates_leaves_nothing(service: Up, image: str) -> None:
+    mark = str(uuid4().int % 10**8)
+    client = service.client()
+
+    def known() -> bool:
+        return bool(client.list_sandboxes(labels={"mark": mark}))
+
+    assert interrupted(service, image, mark, "create", ready=known) == -signal.SIGINT
+    assert not known()
+
+
+def test_ctrl_c_in_an_exec_kills_its_process(service: Up, image: str, sandbox: SandboxHandle) -> None:
+    mark = str(uuid4().int % 10**8)
+
+    def runs() -> bool:
+        return f"sleep {mark}" in sandbox.exec(["ps"]).stdout
+
+    for ready in (runs, None):  # while it runs, and while its start is on its way
+        assert interrupted(service, image, mark, "exec", sandbox.id, ready) == -signal.SIGINT
+        until(lambda: not runs(), "the process has ended", 10)
+
+
+def test_an_upload_during_a_restart_is_an_error_of_files(sandbox: SandboxHandle) -> None:
+    def begun() -> bool:
+        return ".upload-" in sandbox.exec(["ls", "-a", "/workspace"]).stdout
+
+    class Restarts(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() == 2 * MIB:
+                until(begun, "the upload has begun")
+                sandbox.restart()
+            return super().read(size)
+
+    with pytest.raises(TransferInterruptedError) as caught:
+        sandbox.upload_file("/workspace/big", Restarts(bytes(8 * MIB)))
+    assert caught.value.retryable
+    assert sandbox.upload_file("/workspace/big", bytes(8 * MIB))["size"] == 8 * MIB
 
 
 def cli(service: Up, *words: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":

@@ -20,7 +20,7 @@ from gateway.wire.states import SandboxState
 from gateway.wire.tokens import TokenRequest, TokenScope
 from tests.gateway_process import gateway_process, new_token
 from tests.integration.small_fleet import SmallFleet, small_fleet
-from ucloud_sandboxes_sdk import Image, SandboxClient, SandboxSpec
+from ucloud_sandboxes_sdk import Image, NoRoomError, SandboxClient, SandboxSpec
 
 
 def poll_exec(
@@ -145,6 +145,28 @@ def test_an_exec_resumes_a_paused_sandbox(fleet: SmallFleet, box: str) -> None:
     code, stdout, _ = poll_exec(fleet, box, ["echo", "awake"])
     assert (code, stdout) == (0, "awake\n")
     assert fleet.operator.sandbox(box).state is SandboxState.RUNNING
+
+
+def sdk(fleet: SmallFleet) -> SandboxClient:
+    return SandboxClient(fleet.gateway.url, api_token=fleet.client_token)
+
+
+def test_a_client_with_little_time_learns_why_it_waits(fleet: SmallFleet) -> None:
+    (node,) = fleet.operator.nodes()
+    half = {"image": Image.from_registry("fake"), "memory_mb": node.total.memory_mb // 2 + 64, "disk_mb": 64}
+    with sdk(fleet) as client, client.create_sandbox(**half):
+        with pytest.raises(NoRoomError):
+            client.create_sandbox(**half, request_timeout_seconds=1)
+        assert client.list_sandboxes(state="pending") == []
+
+
+def test_a_client_names_the_session_that_it_starts(fleet: SmallFleet, box: str) -> None:
+    name = uuid4().hex
+    path = f"/v1/sandboxes/{box}/exec?wait_seconds=5&session={name}"
+    first, again = (fleet.call("POST", path, json={"command": ["echo", "once"]}).json() for _ in range(2))
+    assert first["session"]["id"].startswith(f"exec-{name}.")
+    assert again["session"]["id"] == first["session"]["id"]
+    assert fleet.call("POST", path + "X", json={"command": ["true"]}).status_code == 422
 
 
 def test_restart_keeps_the_workspace_and_ends_sessions(fleet: SmallFleet) -> None:

@@ -37,6 +37,7 @@ from .errors import (
     SpecConflictError,
     StartError,
     StdinClosedError,
+    TransferInterruptedError,
     TransportError,
 )
 from .exec import ExecHandle, ExecOptions
@@ -68,6 +69,7 @@ from .results import (
 )
 from .sandbox import CreateProgress, SandboxHandle
 from .specs import (
+    CreateFields,
     Image,
     SandboxFilesystemInfo,
     SandboxFilesystemSpec,
@@ -83,6 +85,7 @@ __all__ = [
     "BusyError",
     "CapacityDemand",
     "ConflictError",
+    "CreateFields",
     "CreateInProgressError",
     "CreateProgress",
     "DeadlineExceededError",
@@ -139,6 +142,7 @@ __all__ = [
     "SpecConflictError",
     "StartError",
     "StdinClosedError",
+    "TransferInterruptedError",
     "TransportError",
     "WaitingSandboxInfo",
     "__version__",

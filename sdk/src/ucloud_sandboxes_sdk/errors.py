@@ -26,7 +26,8 @@
     │   ├── IsADirectoryInSandboxError
     │   ├── NotADirectoryInSandboxError
     │   ├── PermissionDeniedInSandboxError
-    │   └── DiskFullError
+    │   ├── DiskFullError
+    │   └── TransferInterruptedError    the sandbox or its engine went away meanwhile (503, retryable)
     └── TransportError                  no complete response: refused, reset, cut short; the outcome is unknown
         └── DeadlineExceededError       the call's own deadline ran out; also a built-in `TimeoutError`
 """
@@ -34,7 +35,10 @@
 import email.utils
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .results import SandboxExecResult
 
 MAX_RETRY_AFTER: Final = 60.0
 
@@ -179,6 +183,9 @@ class StdinClosedError(SandboxApiError):
 class ExecLostError(SandboxApiError):
     """What became of the process cannot be known any more, e.g. because its node restarted."""
 
+    result: "SandboxExecResult | None" = None
+    """Its output so far, where it could be read to its end."""
+
 
 class ExecEventHistoryLostError(SandboxApiError):
     """The service left out events: output is missing between two sequence numbers."""
@@ -215,6 +222,10 @@ class PermissionDeniedInSandboxError(SandboxFileError):
 
 class DiskFullError(SandboxFileError):
     """The sandbox's disk is full."""
+
+
+class TransferInterruptedError(SandboxFileError):
+    """The sandbox restarted, ended, or lost its engine during a transfer; an upload left the old file, or none."""
 
 
 class TransportError(SandboxApiError):
@@ -260,6 +271,7 @@ BY_CODE: Final[Mapping[str, type[SandboxApiError]]] = {
     "not_a_directory": NotADirectoryInSandboxError,
     "file_permission": PermissionDeniedInSandboxError,
     "disk_full": DiskFullError,
+    "transfer_interrupted": TransferInterruptedError,
     "node_not_found": NotFoundError,
     "node_unreachable": NodeUnreachableError,
     "node_refused": NodeUnreachableError,

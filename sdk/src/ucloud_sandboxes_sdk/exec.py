@@ -2,11 +2,20 @@
 
 import base64
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import BinaryIO, Final, TypedDict, Unpack
+from uuid import uuid4
 
-from .errors import SandboxApiError, StdinClosedError
+from .cleanup import end_after, repeat_until_found
+from .errors import ExecLostError, NotFoundError, SandboxApiError, SandboxNotRunningError, StdinClosedError
 from .events import ENDED, EventReader
-from .results import SandboxExecEvent, SandboxExecResponse, SandboxExecResult, SandboxExecSession
+from .results import (
+    SandboxExecEvent,
+    SandboxExecResponse,
+    SandboxExecResult,
+    SandboxExecSession,
+    SandboxResponse,
+)
 from .specs import argv
 from .transport import ApiCall, Deadline, ServiceCalls, segment
 
@@ -58,17 +67,32 @@ class ExecCalls(ServiceCalls):
             input: what the process reads on stdin (text, bytes, or an open binary file); without it stdin is empty.
             **options: see `ExecOptions`.
 
+        Ctrl-C, and any exception that is not the service's own, kills the process group: nobody else knows of it.
+
         Raises:
             SandboxNotRunningError: the sandbox is paused or has ended.
             ExecLostError: the outcome cannot be known, e.g. because the node restarted.
             TransportError: the start was sent and no response came.  The command may run; it is never sent twice.
         """
+        name = uuid4().hex
+        try:
+            return self._to_end(sandbox_id, command, name, input, options)
+        except SandboxApiError:
+            raise
+        except BaseException as error:
+            self._kill_after(error, sandbox_id, name)
+            raise
+
+    def _to_end(
+        self, sandbox_id: str, command: Sequence[str] | str, name: str, input: Input | None, options: ExecOptions
+    ) -> SandboxExecResult:
         limit = options.get("timeout_seconds")
         deadline = None if limit is None else Deadline.after(limit + KILL_GRACE)
         if input is None:
-            answer = self._start(sandbox_id, command, options, stdin=False, wait_seconds=FIRST_WAIT)
+            answer = self._start(sandbox_id, command, name, options, stdin=False, wait_seconds=FIRST_WAIT)
             return self._collect(answer["session"], answer.get("events", ()), deadline)
-        handle = self.start_exec(sandbox_id, command, stdin=True, **options)
+        session = self._start(sandbox_id, command, name, options, stdin=True, wait_seconds=None)["session"]
+        handle = ExecHandle(self, session["id"], sandbox_id, session)
         try:
             # The service keeps the output meanwhile, so that writing everything first cannot block for ever.
             for block, last in _blocks(input):
@@ -97,9 +121,16 @@ class ExecCalls(ServiceCalls):
             wait_seconds: wait this long for the end, so that a quick command's events come with the response.
             **options: see `ExecOptions`.
         """
-        answer = self._start(sandbox_id, command, options, stdin=stdin, wait_seconds=wait_seconds)
-        session = answer["session"]
-        return ExecHandle(self, session["id"], sandbox_id, session, first_events=answer.get("events", ()))
+        name = uuid4().hex
+        try:
+            answer = self._start(sandbox_id, command, name, options, stdin=stdin, wait_seconds=wait_seconds)
+            session = answer["session"]
+            return ExecHandle(self, session["id"], sandbox_id, session, first_events=answer.get("events", ()))
+        except SandboxApiError:
+            raise
+        except BaseException as error:
+            self._kill_after(error, sandbox_id, name)  # without the handle nobody can
+            raise
 
     def get_exec(self, session_id: str) -> "ExecHandle":
         """Return a handle to a session that was started before, perhaps by another program."""
@@ -144,17 +175,20 @@ class ExecCalls(ServiceCalls):
         self,
         sandbox_id: str,
         command: Sequence[str] | str,
+        name: str,
         options: ExecOptions,
         *,
         stdin: bool,
         wait_seconds: float | None,
     ) -> SandboxExecResponse:
-        """Start a command, sent once; the response has ``events`` where ``wait_seconds`` was given."""
+        """Start a command, sent once; the response has ``events`` where ``wait_seconds`` was given.
+
+        ``name``, 32 hex digits, becomes a part of the session's id, so that it is known before any response.
+        """
         chosen = {key: value for key, value in options.items() if value is not None}
         payload = {"command": argv(command), "stdin": stdin, "tty": False, **chosen}
         call = ApiCall.with_json("POST", f"/v1/sandboxes/{segment(sandbox_id)}/exec", payload)
-        if wait_seconds is not None:
-            call = ApiCall(call.method, call.path, {"wait_seconds": wait_seconds}, call.body, call.headers)
+        call = replace(call, query={"session": name, "wait_seconds": wait_seconds})
         limit = self.timeout_seconds + (wait_seconds or 0.0)
         answer = self._call(call, SandboxExecResponse, timeout_seconds=limit)
         session = answer.get("session")
@@ -162,13 +196,32 @@ class ExecCalls(ServiceCalls):
             raise SandboxApiError("the service answered an exec without a session id", body=answer)
         return answer
 
+    def _kill_after(self, error: BaseException, sandbox_id: str, name: str) -> None:
+        """Kill a session that ``error`` ended the call about; its start may still be on its way."""
+
+        def kill() -> bool:
+            try:
+                record = self._call(ApiCall("GET", f"/v1/sandboxes/{segment(sandbox_id)}", safe=True), SandboxResponse)
+                self.signal_exec(f"exec-{name}.{record['sandbox'].get('generation')}.{sandbox_id}", SIGKILL)
+            except NotFoundError:
+                return False
+            except (SandboxNotRunningError, ExecLostError):
+                pass  # whatever ran there has ended
+            return True
+
+        end_after(error, f"the process of {name}", lambda: repeat_until_found(kill, self.transport.sleep))
+
     def _collect(
         self, session: SandboxExecSession, first: Sequence[SandboxExecEvent], deadline: Deadline | None
     ) -> SandboxExecResult:
         """Follow a session to its end."""
         reader = EventReader(self.transport, session, first=first, deadline=deadline)
         events = tuple(reader)
-        return SandboxExecResult.of(reader.session, events)
+        result = SandboxExecResult.of(reader.session, events)
+        if (lost := _lost(reader.session)) is not None:
+            lost.result = result
+            raise lost
+        return result
 
 
 class ExecHandle:
@@ -229,6 +282,8 @@ class ExecHandle:
             self.session = reader.session
             yield event
         self.session = reader.session
+        if (lost := _lost(self.session)) is not None:
+            raise lost
 
     def wait(
         self,
@@ -281,6 +336,14 @@ class ExecHandle:
         if isinstance(session := answer.get("session"), dict):
             self.session = session
         return self.session
+
+
+def _lost(session: SandboxExecSession) -> ExecLostError | None:
+    """Return the error for a session that ended without anybody knowing how."""
+    if not session.get("lost"):
+        return None
+    body = {"code": "exec_lost", "retryable": False, "session": session}
+    return ExecLostError(f"exec session {session['id']}: its outcome is unknown: {session.get('error')}", body=body)
 
 
 def _exec(session_id: str, rest: str = "") -> str:

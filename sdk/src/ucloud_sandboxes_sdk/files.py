@@ -51,7 +51,8 @@ class FileCalls(ServiceCalls):
             on_progress: called with bytes sent and their total, for paths and files.
 
         Raises:
-            SandboxFileError: e.g. `DiskFullError`, `IsADirectoryInSandboxError`.
+            SandboxFileError: e.g. `DiskFullError`, `IsADirectoryInSandboxError`; `TransferInterruptedError` when the
+                sandbox restarted meanwhile.
             TransportError: the connection broke; an upload is never sent twice.
         """
         return upload(self.transport, sandbox_id, container_path, content, on_progress)
@@ -59,12 +60,16 @@ class FileCalls(ServiceCalls):
     def upload_file_from_path(
         self,
         sandbox_id: str,
-        local_path: str | os.PathLike[str],
-        container_path: str,
         *,
+        container_path: str,
+        local_path: str | os.PathLike[str],
         on_progress: Progress | None = None,
     ) -> SandboxUploadResponse:
-        """Copy a local file into the sandbox, in constant memory; see `upload_file`."""
+        """Copy a local file into the sandbox, in constant memory; see `upload_file`.
+
+        The two paths go by keyword: earlier SDKs took them in the order opposite to that of every other call, and a
+        swap would send the wrong file.  ``upload_file(sandbox_id, container_path, Path(local_path))`` does the same.
+        """
         return upload(self.transport, sandbox_id, container_path, Path(local_path), on_progress)
 
     def download_file(self, sandbox_id: str, container_path: str) -> bytes:

@@ -156,6 +156,8 @@ class SandboxExecSession(TypedDict, total=False):
     truncated: bool
     """Some output was counted and not stored."""
     last_sequence: int
+    lost: bool
+    """The outcome is unknown; `SandboxClient.exec` and `ExecHandle` raise `ExecLostError`."""
     error: str | None
     """Why the session failed, when the process did not end by itself."""
     created_at: str
@@ -203,7 +205,7 @@ class SandboxExecResult:
     Attributes:
         session_id: id of the exec session.
         status: ``exited`` when the process ended by itself, whatever its exit code; ``failed`` when it could not be
-            started, was killed by its timeout, or its end could not be seen.
+            started, was killed by its timeout, or (as `ExecLostError.result`) its end could not be seen.
         exit_code: as a shell reports it: 128 + n after signal n, 124 after a timeout; ``None`` when unknown.
         events: everything that happened, in order.
         session: the last known state of the session.
@@ -222,7 +224,7 @@ class SandboxExecResult:
         return cls(
             session_id=session["id"],
             status=str(session.get("status")),
-            exit_code=code if isinstance(code, int) else None,
+            exit_code=code if isinstance(code, int) and not session.get("lost") else None,
             events=events,
             session=session,
         )
@@ -333,6 +335,8 @@ class CapacityDemand(TypedDict):
     """Pending and prepared together."""
     prepared_builders: list[PreparedBuildersInfo]
     prepared_builder_count: int
+    desired_builders: NotRequired[int]
+    """Builders that should run."""
 
 
 class PrepareCapacityResponse(TypedDict):

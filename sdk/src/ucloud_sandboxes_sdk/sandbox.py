@@ -3,13 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Literal, Self, Unpack
 from uuid import uuid4
 
-from .errors import NotFoundError, SandboxApiError, TransportError
+from .cleanup import end_after, repeat_until_found, to_its_end
+from .errors import AuthenticationError, InvalidRequestError, NotFoundError, SandboxApiError, TransportError
 from .exec import ExecCalls, ExecHandle, ExecOptions, Input
 from .files import Content, FileCalls, Progress
 from .results import (
@@ -22,13 +23,16 @@ from .results import (
     SandboxUploadResponse,
     SandboxUsage,
 )
-from .specs import SandboxSpec, wire_fields
-from .transport import ApiCall, Backoff, Deadline, may_retry, segment
+from .specs import CreateFields, SandboxSpec, wire_fields
+from .transport import ApiCall, Backoff, Deadline, Transport, may_retry, segment
 
+DELETED: Final = "deleted"
 SLOW_CALL: Final = 90.0  # a delete or restart waits for the node, which has to end processes first
 CREATE_TIMEOUT: Final = 600.0
 # The service answers after 25 s at most and goes on with the create; what is silent for longer is a dead connection.
+SERVICE_WAIT: Final = 25.0
 ATTEMPT_TIMEOUT: Final = 60.0
+ANSWER_MARGIN: Final = 5.0  # seconds of an attempt that are left for the way there and back
 SILENCE: Final = 90.0  # with no answer at all for so long, there is no service to wait for
 CREATE_BACKOFF: Final = Backoff(base=0.25, cap=10.0)
 
@@ -50,7 +54,65 @@ class CreateProgress:
     error: SandboxApiError
 
 
+NOTHING_BEGUN: Final = (AuthenticationError, InvalidRequestError)
+"""The service refused the request itself, before anything was made."""
+
 OnCreateProgress = Callable[[CreateProgress], None]
+
+
+class _Create:
+    """One create: the same call, sent until it succeeds, cannot succeed, or the time is over."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        payload: Mapping[str, Any],
+        timeout_seconds: float,
+        on_progress: OnCreateProgress | None,
+    ) -> None:
+        self.may_have_begun = False
+        """Whether the service may have a sandbox because of this call."""
+        self._transport = transport
+        self._id: str = payload["id"]
+        self._call = ApiCall.with_json("POST", "/v1/sandboxes", payload, safe=True)
+        self._timeout_seconds = timeout_seconds
+        self._on_progress = on_progress
+
+    def run(self) -> SandboxResponse:
+        """Send the call until it is answered with a sandbox."""
+        started = time.monotonic()
+        deadline = Deadline.after(self._timeout_seconds)
+        silence = Deadline.after(SILENCE)
+        attempt = 0
+        while True:
+            try:
+                return self._once(deadline)
+            except SandboxApiError as error:
+                delay = CREATE_BACKOFF.delay(attempt, error.retry_after_seconds, self._transport.chance())
+                if not isinstance(error, TransportError):
+                    silence = Deadline.after(SILENCE)
+                if not may_retry(error, safe=True) or silence.remaining() <= 0:
+                    raise
+                if delay >= deadline.remaining():
+                    error.add_note(f"gave up after {self._timeout_seconds:g} s")
+                    raise
+                if self._on_progress:
+                    self._on_progress(CreateProgress(self._id, time.monotonic() - started, delay, error))
+            attempt += 1
+            self._transport.sleep(delay)
+
+    def _once(self, deadline: Deadline) -> SandboxResponse:
+        limit = min(ATTEMPT_TIMEOUT, deadline.remaining())
+        # The service answers in time to be heard, so that its reason arrives and not only the end of the time.
+        wait = min(SERVICE_WAIT, limit - min(ANSWER_MARGIN, limit / 2))
+        call = replace(self._call, query={"wait_seconds": round(wait, 3)})
+        before, self.may_have_begun = self.may_have_begun, True
+        try:
+            return self._transport.json_once(call, SandboxResponse, timeout_seconds=limit)
+        except SandboxApiError as error:
+            if isinstance(error, NOTHING_BEGUN) or (isinstance(error, TransportError) and not error.sent):
+                self.may_have_begun = before
+            raise
 
 
 class SandboxCalls(ExecCalls, FileCalls):
@@ -62,63 +124,56 @@ class SandboxCalls(ExecCalls, FileCalls):
         *,
         request_timeout_seconds: float | None = None,
         on_progress: OnCreateProgress | None = None,
-        **fields: Any,
+        **fields: Unpack[CreateFields],
     ) -> "SandboxHandle":
         """Create a sandbox and return when it runs.
 
-        The same id with an equal spec gives the sandbox that is already there.
+        The same id with an equal spec gives the sandbox that is already there.  Without an id the client makes one, and
+        then nobody else can know it: when the create fails, or Ctrl-C or another exception ends it, the client deletes
+        what it may have begun.  A sandbox with an id of yours stays as the service has it.
 
         Args:
             spec: what is wanted.
             request_timeout_seconds: how long to retry while there is no room or the create goes on; 600 by default.
             on_progress: called before each new attempt with why the last one failed.
-            **fields: fields of the spec by name, in its place or over it; ``None`` never replaces.  Without an ``id``
-                one is made.
+            **fields: fields of the spec by name, in its place or over it; ``None`` never replaces.
 
         Raises:
             SpecConflictError: the id exists with another spec.
             NeverFitsError: no node is or could be large enough.
-            ImageError: its image cannot be used; the sandbox is kept, with the reason, until it is deleted.
-            StartError: it cannot start; the sandbox is kept, with the reason, until it is deleted.
-            NoRoomError: the time is over.  The service may still bring it up: ask by its id, or delete it.
+            ImageError: its image cannot be used; under an id of yours it is kept, with the reason, until it is deleted.
+            StartError: it cannot start; kept likewise.
+            NoRoomError: the time is over.  Under an id of yours it may still come up: ask for it, or delete it.
             CreateInProgressError: likewise.
             NodeUnreachableError: likewise.
         """
         payload: dict[str, Any] = {**(spec.to_dict() if spec else {}), **wire_fields(fields)}
+        named_here = "id" not in payload
         payload.setdefault("id", f"sandbox-{uuid4().hex}")
         limit = CREATE_TIMEOUT if request_timeout_seconds is None else request_timeout_seconds
-        answer = self._create(payload, limit, on_progress)
-        record = answer.get("sandbox")
-        if not isinstance(record, dict):
-            raise SandboxApiError("the service answered a create without a sandbox", body=answer)
-        return SandboxHandle(self, record.get("id") or payload["id"], record, answer)
+        create = _Create(self.transport, payload, limit, on_progress)
+        try:
+            answer = create.run()
+            record = answer.get("sandbox")
+            if not isinstance(record, dict):
+                raise SandboxApiError("the service answered a create without a sandbox", body=answer)
+            return SandboxHandle(self, record.get("id") or payload["id"], record, answer)
+        except BaseException as error:
+            if named_here and create.may_have_begun:
+                answered = isinstance(error, SandboxApiError) and error.status_code is not None
+                end_after(error, f"sandbox {payload['id']}", lambda: self._take_back(payload["id"], answered))
+            raise
 
-    def _create(
-        self, payload: dict[str, Any], timeout_seconds: float, on_progress: OnCreateProgress | None
-    ) -> SandboxResponse:
-        """Send the same create until it succeeds, cannot succeed, or the time is over."""
-        call = ApiCall.with_json("POST", "/v1/sandboxes", payload, safe=True)
-        started = time.monotonic()
-        deadline = Deadline.after(timeout_seconds)
-        silence = Deadline.after(SILENCE)
-        attempt = 0
-        while True:
-            try:
-                limit = min(ATTEMPT_TIMEOUT, deadline.remaining())
-                return self.transport.json_once(call, SandboxResponse, timeout_seconds=limit)
-            except SandboxApiError as error:
-                delay = CREATE_BACKOFF.delay(attempt, error.retry_after_seconds, self.transport.chance())
-                if not isinstance(error, TransportError):
-                    silence = Deadline.after(SILENCE)
-                if not may_retry(error, safe=True) or silence.remaining() <= 0:
-                    raise
-                if delay >= deadline.remaining():
-                    error.add_note(f"gave up after {timeout_seconds:g} s; the sandbox may still come up under its id")
-                    raise
-                if on_progress:
-                    on_progress(CreateProgress(payload["id"], time.monotonic() - started, delay, error))
-            attempt += 1
-            self.transport.sleep(delay)
+    def _take_back(self, sandbox_id: str, answered: bool) -> None:
+        """Delete a sandbox whose create may still be on its way, unless the service has answered it."""
+
+        def delete() -> bool:
+            return bool(self.delete_sandbox(sandbox_id)["deleted"])
+
+        if answered:
+            delete()
+        else:
+            repeat_until_found(delete, self.transport.sleep)
 
     def list_sandboxes(self, *, labels: Mapping[str, str] | None = None, state: str | None = None) -> list[SandboxInfo]:
         """Return all sandboxes, oldest first; see `iter_sandboxes`."""
@@ -137,14 +192,22 @@ class SandboxCalls(ExecCalls, FileCalls):
                 return
             query = {**query, "cursor": page["next_cursor"]}
 
-    def get_sandbox(self, sandbox_id: str) -> SandboxInfo | None:
-        """Return one sandbox; ``None`` when there is none of that id."""
+    def get_sandbox(self, sandbox_id: str, *, include_deleted: bool = False) -> SandboxInfo | None:
+        """Return one sandbox; ``None`` when there is none of that id.
+
+        Args:
+            sandbox_id: which.
+            include_deleted: also return one that was deleted within the last day, with its ``reason``; without it a
+                deleted sandbox is none.
+        """
         try:
             answer = self._call(ApiCall("GET", _sandbox(sandbox_id), safe=True), SandboxResponse)
         except NotFoundError:
             return None
         record = answer.get("sandbox")
-        return record if isinstance(record, dict) else None
+        if not isinstance(record, dict) or (record.get("state") == DELETED and not include_deleted):
+            return None
+        return record
 
     def attach(self, sandbox_id: str) -> "SandboxHandle":
         """Return a handle to a sandbox that exists.
@@ -211,7 +274,7 @@ class SandboxCalls(ExecCalls, FileCalls):
 
 
 class SandboxHandle:
-    """A sandbox by its id.  As a context manager it deletes the sandbox at the end.
+    """A sandbox by its id.  As a context manager it deletes the sandbox at the end, also after Ctrl-C.
 
     The handle holds nothing open: any number of handles may exist for one sandbox, in several programs.
 
@@ -242,7 +305,10 @@ class SandboxHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.delete()
+        if error is None:
+            to_its_end(self.delete)
+        else:
+            end_after(error, f"sandbox {self.id}", self.delete)
 
     @property
     def state(self) -> str | None:
@@ -255,12 +321,14 @@ class SandboxHandle:
         """Ask the service for `record` again and return it.
 
         Raises:
-            NotFoundError: there is no such sandbox.
+            NotFoundError: there is no such sandbox, or it was deleted; `record` then says why.
         """
-        record = self.client.get_sandbox(self.id)
+        record = self.client.get_sandbox(self.id, include_deleted=True)
         if record is None:
             raise NotFoundError(f"sandbox {self.id}: there is no such sandbox", status_code=404)
         self.record = record
+        if record.get("state") == DELETED:
+            raise NotFoundError(f"sandbox {self.id}: it was deleted ({record.get('reason')})", status_code=404)
         return record
 
     def delete(self) -> SandboxDeleteResponse:
@@ -325,10 +393,12 @@ class SandboxHandle:
         return self.client.upload_file(self.id, container_path, content, on_progress=on_progress)
 
     def upload_file_from_path(
-        self, local_path: str | os.PathLike[str], container_path: str, *, on_progress: Progress | None = None
+        self, *, container_path: str, local_path: str | os.PathLike[str], on_progress: Progress | None = None
     ) -> SandboxUploadResponse:
-        """Copy a local file into the sandbox."""
-        return self.client.upload_file_from_path(self.id, local_path, container_path, on_progress=on_progress)
+        """Copy a local file into the sandbox; see `SandboxClient.upload_file_from_path`."""
+        return self.client.upload_file_from_path(
+            self.id, container_path=container_path, local_path=local_path, on_progress=on_progress
+        )
 
     def download_file(self, container_path: str) -> bytes:
         """Return the whole content of a file."""

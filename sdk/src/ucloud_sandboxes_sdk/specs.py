@@ -156,6 +156,29 @@ class SandboxSpec:
         return cast("SandboxSpecInfo", wire_fields({name: getattr(self, name) for name in self.__dataclass_fields__}))
 
 
+class CreateFields(TypedDict, total=False):
+    """The fields of a `SandboxSpec` as keyword arguments of a create; ``None`` is as good as left out."""
+
+    id: str | None
+    image: Image
+    command: Sequence[str] | str | None
+    env: Mapping[str, str] | None
+    working_dir: str | None
+    memory_mb: int | None
+    cpus: float | None
+    disk_mb: int | None
+    network: str | None
+    ttl_seconds: int | None
+    security: SandboxSecuritySpec | Mapping[str, Any] | None
+    filesystem: SandboxFilesystemSpec | Mapping[str, Any] | None
+    labels: Mapping[str, str] | None
+    parkable: bool | None
+    idle_seconds: int | None
+    gpus: int | str | None
+    runtime: str | None
+    isolation: str | None
+
+
 def wire_fields(fields: Mapping[str, Any]) -> dict[str, object]:
     """Return the keyword arguments of a create as the JSON object on the wire; ``None`` is left out.
 
