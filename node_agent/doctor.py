@@ -1,5 +1,6 @@
 """The rows that the node adds to ``sandboxes doctor``: what its machine needs.  Looks only; changes nothing."""
 
+import json
 import os
 import platform
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.wire.system import Check, Verdict
+from node_agent.host import interfaces
 from node_agent.host.programs import is_static
 
 ADMIN_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -26,7 +28,16 @@ def checks() -> list[Check]:
     """Return all rows, in the order in which a person would cure them."""
     rows = [user(), kernel(), cgroups(), pressure()]
     rows += [tool(*row) for row in _TOOLS]
-    rows += [filesystem("overlay"), loop_devices(), busybox(), gvisor(), new_kernel_probe(), docker_engine(), disk()]
+    rows += [
+        filesystem("overlay"),
+        loop_devices(),
+        busybox(),
+        gvisor(),
+        new_kernel_probe(),
+        docker_engine(),
+        firewall(),
+        disk(),
+    ]
     return rows
 
 
@@ -145,6 +156,24 @@ def docker_engine() -> Check:
     return _error(name, "not installed; it holds the images", "apt-get install docker.io")
 
 
+def firewall() -> Check:
+    """Check that every sandbox with a network on this machine is behind its node's firewall."""
+    name, cure = "node: firewall", "restart the node agent and read its log: it puts the firewall back, or says why not"
+    found = {interface: match for interface in interfaces.names() if (match := _SANDBOX_INTERFACE.fullmatch(interface))}
+    if not found:
+        return _ok(name, "no sandbox with a network")
+    listed = _output_of(["nft", "-j", "list", "tables", "inet"])
+    entries = json.loads(listed)["nftables"] if listed is not None else []
+    tables = {entry["table"]["name"] for entry in entries if "table" in entry}
+    open_ones = [one for one, match in found.items() if f"sandbox_{match[2]}{_OWNER[match[1]]}" not in tables]
+    reachable = sorted(one for one in open_ones if interfaces.is_up(one))
+    if reachable:
+        return _error(name, f"nothing stands between the host and {', '.join(reachable)}", cure)
+    if any(interfaces.is_up(one) is False for one in found):
+        return _error(name, "lost; sandboxes are cut off the network", cure)
+    return _ok(name, f"protects {len(found)} sandboxes with a network")
+
+
 def disk(path: Path = STATE) -> Check:
     """Check that there is room for sandboxes."""
     state = os.statvfs(path)
@@ -163,6 +192,9 @@ _TOOLS: Final[tuple[tuple[str, str, str], ...]] = (
     ("mkfs.ext4", "e2fsprogs", "each sandbox's bounded disk is made with it"),
     ("mount", "mount", "each sandbox's disk is mounted with it"),
 )
+
+_SANDBOX_INTERFACE: Final = re.compile(r"s([bd])([0-9a-f]{8})[0-9a-f]{3}")
+_OWNER: Final = {"b": "", "d": "_docker"}  # the end of the table's name, by engine
 
 
 def _output_of(argv: list[str]) -> str | None:

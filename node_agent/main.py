@@ -27,6 +27,7 @@ from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.exec.history import HistoryStore
 from node_agent.exec.sessions import SessionBounds, Sessions
 from node_agent.files.transfer import Transfers
+from node_agent.host.firewall_guard import FirewallGuard
 from node_agent.host.machine import HostMachine, boot_stages, count_gpus
 from node_agent.http.app import Standing, build_app
 from node_agent.http.context import NodeParts
@@ -73,9 +74,9 @@ class NodeAgent:
         reports = [_runtime_report(facts) for _, facts in engines.values()]
         gpus = count_gpus() if any(report.gpus for report in reports) else 0
         machine = self._machine = HostMachine(settings, gpus=gpus)
-        self.sandboxes = SandboxManager(
-            self._runtimes, machine.total, machine.disk_shortage, self._creators, self._workers
-        )
+        firewalls = [firewall for runtime in self._runtimes.values() for firewall in runtime.firewalls()]
+        self._firewall = FirewallGuard(firewalls, lambda: self.heartbeats.poke())
+        self.sandboxes = SandboxManager(self._runtimes, machine.total, self._refusal, self._creators, self._workers)
         store = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = SessionBounds(settings.max_execs, settings.exec_retention)
         self.sessions = Sessions(store, self._blocking, self.sandboxes.find_death, bounds)
@@ -86,6 +87,8 @@ class NodeAgent:
             machine=machine,
             images=ImageListing(self._runtimes, self._workers).digests,
             live_execs=self.sessions.live,
+            refusal=self._refusal,
+            look_after=self._firewall.poke,
         )
         self._registration = NodeRegistration(
             settings.gateway_url,
@@ -119,12 +122,14 @@ class NodeAgent:
         self.heartbeats.start()
 
     def _adopt(self) -> None:
+        self._firewall.start()
         self.sandboxes.adopt()
         self._machine.measure(self.sandboxes.used_disk_mb())
 
     def close(self) -> None:
         """End the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
         self.heartbeats.stop()
+        self._firewall.stop()
         if self._settings.cleanup_on_exit:
             self._remove_all()
         for pool in (self._creators, self._workers, self._blocking):
@@ -145,6 +150,10 @@ class NodeAgent:
         if late or failed:
             log.error("%d sandboxes were not removed in time, %d could not be removed", len(late), len(failed))
         remove_traces(self._runtimes)
+
+    def _refusal(self) -> str | None:
+        """Return why this machine takes no new sandbox, as a sentence; ``None`` while it does."""
+        return self._firewall.problem or self._machine.disk_shortage()
 
     def _standing(self) -> Standing:
         identity = self._registration.identity

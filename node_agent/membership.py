@@ -225,6 +225,10 @@ class NodeReport:
     machine: HostMachine
     images: Callable[[], list[str]]
     live_execs: Callable[[], Counter[str]]
+    refusal: Callable[[], str | None]
+    """Returns why the machine takes no new sandbox; ``None`` while it does."""
+    look_after: Callable[[], None]
+    """Called with each heartbeat: has what protects the host looked at; does not wait for that."""
 
 
 class HeartbeatLoop:
@@ -296,6 +300,7 @@ class HeartbeatLoop:
         """Return the node's truth at this moment."""
         report, use = self._report, self._report.machine.use()
         self._sequence += 1
+        report.look_after()
         live = report.live_execs()
         return Heartbeat(
             sequence=self._sequence,
@@ -311,7 +316,7 @@ class HeartbeatLoop:
             images=report.images(),
             inventory=[sandbox.inventory_item(live[sandbox.id]) for sandbox in self._sandboxes.sandboxes()],
             # So that nothing is placed here only to be refused.
-            draining=self._sandboxes.draining or report.machine.disk_shortage() is not None,
+            draining=self._sandboxes.draining or report.refusal() is not None,
         )
 
 

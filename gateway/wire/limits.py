@@ -87,3 +87,10 @@ MAX_UPTIME: Final = 100 * 366 * 24 * 3600.0
 
 # -- tokens -----------------------------------------------------------------------------------------------------------
 MAX_TOKEN_TTL: Final = 100 * 366 * 24 * 3600
+
+# -- networks of sandboxes --------------------------------------------------------------------------------------------
+MAX_CONNECTIONS: Final = 2048  # of one sandbox in its host's table; the kernel looks at each of them for a new one
+MAX_CONNECTIONS_PER_SECOND: Final = 100  # new ones; a closed connection stays in the table for ten seconds more
+MAX_CONNECTIONS_SETTING: Final = 65_535  # the kernel walks all of a sandbox's connections for each new one
+MAX_ADDRESS_RANGES: Final = 1000  # of each kind in a node's settings
+WIDEST_OPEN_RANGE: Final = 8  # bits of prefix; an exception that opens more is a mistake

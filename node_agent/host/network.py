@@ -12,8 +12,10 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
+from node_agent.host import interfaces
+from node_agent.host.conntrack import forget_all
 from node_agent.host.disk import host_errors
-from node_agent.host.firewall import Firewall
+from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules
 from node_agent.host.process import CommandError, run
 
 DEFAULT_POOL: Final = "10.213.0.0/16"
@@ -51,6 +53,10 @@ class Net:
     def path(self) -> Path:
         return Path("/run/netns") / self.namespace
 
+    @property
+    def ip(self) -> ipaddress.IPv4Address:
+        return ipaddress.IPv4Interface(self.address).ip
+
 
 class Networks:
     """Makes and removes the networks of one node.
@@ -58,12 +64,13 @@ class Networks:
     Args:
         tag: the node's tag, 8 hex digits.
         pool: private range that the /30 subnets are cut from.
+        rules: what the firewall lets through.
     """
 
-    def __init__(self, tag: str, pool: str = DEFAULT_POOL) -> None:
+    def __init__(self, tag: str, pool: str = DEFAULT_POOL, rules: FirewallRules = DEFAULT_RULES) -> None:
         self._tag = tag
         self._pool = ipaddress.IPv4Network(pool)
-        self.firewall = Firewall(tag, f"sb{tag}")
+        self.firewall = Firewall(tag, f"sb{tag}", rules)
 
     def create(self) -> Net:
         """Make a network, firewalled before its first packet.
@@ -76,7 +83,9 @@ class Networks:
             enable_forwarding()
             with host_wide_lock():
                 net = self._plan()
+                forget_all([net.ip])  # an agent that was killed may have left them
                 self._build(net)
+        self._refuse_unprotected(net)
         return net
 
     def rebuild(self, net: Net) -> None:
@@ -91,6 +100,13 @@ class Networks:
             enable_forwarding()
             with host_wide_lock():
                 self._build(net)
+        self._refuse_unprotected(net)
+
+    def _refuse_unprotected(self, net: Net) -> None:
+        """Take a network back that came up while the firewall was lost: nobody else may have cut it off."""
+        if (problem := self.firewall.problem) is not None:
+            self.remove(net)
+            raise RuntimeFailure(ErrorCode.NODE_REFUSED, problem)
 
     def remove(self, net: Net) -> None:
         """Remove namespace and veth.  Idempotent."""
@@ -98,6 +114,7 @@ class Networks:
             run(["ip", "link", "delete", net.host_interface])
         if net.path.exists():
             run(["ip", "netns", "delete", net.namespace])
+        forget_all([net.ip])
 
     def sweep(self, owned: set[str]) -> list[str]:
         """Remove this node's namespaces and veths that no sandbox owns.
@@ -113,7 +130,7 @@ class Networks:
             if namespace not in owned:
                 run(["ip", "netns", "delete", namespace])
                 gone.append(f"network namespace {namespace}")
-        for interface in _names(Path("/sys/class/net"), rf"sb{self._tag}[0-9a-f]{{3}}"):
+        for interface in interfaces.starting_with(f"sb{self._tag}"):
             if interface not in owned:
                 with contextlib.suppress(CommandError):  # the kernel removes it together with its peer's namespace
                     run(["ip", "link", "delete", interface])
@@ -130,7 +147,7 @@ class Networks:
 
     def _free_slot(self) -> int:
         pattern = rf"sb{self._tag}[0-9a-f]{{3}}"
-        taken = _names(Path("/run/netns"), pattern) | _names(Path("/sys/class/net"), pattern)
+        taken = _names(Path("/run/netns"), pattern) | interfaces.names()
         for slot in range(_MAX_SLOTS):
             if f"sb{self._tag}{slot:03x}" not in taken:
                 return slot

@@ -17,6 +17,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host.firewall import Firewall
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,10 @@ class SandboxRuntime(ABC):
     @abstractmethod
     def usage(self, sandbox_id: str) -> UsageNow:
         """Return what the sandbox uses now."""
+
+    def firewalls(self) -> list[Firewall]:
+        """Return the firewalls between this engine's sandboxes and the host; none where it gives them no network."""
+        return []
 
     @abstractmethod
     def images(self) -> list[str]:

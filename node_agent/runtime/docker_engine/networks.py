@@ -5,14 +5,15 @@ their name, whether or not Docker keeps iptables rules of its own.
 """
 
 import ipaddress
-import socket
 from typing import Any, Final
 
 from docker.errors import NotFound
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.host.firewall import Firewall
+from node_agent.host import interfaces
+from node_agent.host.conntrack import forget_all
+from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules
 from node_agent.host.network import enable_forwarding, free_subnet, host_wide_lock
 from node_agent.host.process import CommandError
 from node_agent.runtime.docker_engine.client import Api, calling
@@ -27,16 +28,19 @@ class DockerNetworks:
     Args:
         tag: the node's tag, 8 hex digits.
         label: Docker label that marks what is this node's; its value is the tag.
+        rules: what the firewall lets through.
         pool: private range that the subnets are cut from.
     """
 
-    def __init__(self, api: Api, tag: str, label: str, pool: str = DEFAULT_POOL) -> None:
+    def __init__(
+        self, api: Api, tag: str, label: str, rules: FirewallRules = DEFAULT_RULES, pool: str = DEFAULT_POOL
+    ) -> None:
         self._api = api
         self._tag = tag
         self._label = label
         self._pool = ipaddress.IPv4Network(pool)
         self._prefix = f"sd{tag}"
-        self.firewall = Firewall(f"{tag}_docker", self._prefix)
+        self.firewall = Firewall(f"{tag}_docker", self._prefix, rules)
 
     def create(self, name: str) -> str:
         """Make a network that is firewalled before its first packet, and return its name.
@@ -51,6 +55,9 @@ class DockerNetworks:
                 self._create(name)
         except (CommandError, OSError) as error:
             raise RuntimeFailure(ErrorCode.INTERNAL, f"network {name}: {error}") from error
+        if (problem := self.firewall.problem) is not None:  # nobody else may have cut it off
+            self.remove(name)
+            raise RuntimeFailure(ErrorCode.NODE_REFUSED, problem)
         return name
 
     def remove(self, name: str) -> None:
@@ -61,9 +68,12 @@ class DockerNetworks:
         """
         with calling(f"network {name}"):
             try:
+                ranges = self._api.client.inspect_network(name)["IPAM"]["Config"]
                 self._api.client.remove_network(name)
             except NotFound:
                 return
+        for entry in ranges:
+            forget_all(ipaddress.IPv4Network(entry["Subnet"]).hosts())
 
     def names(self) -> set[str]:
         """Return this node's networks."""
@@ -87,6 +97,7 @@ class DockerNetworks:
 
     def _create(self, name: str) -> None:
         subnet, bridge = free_subnet(self._pool), self._free_bridge()
+        forget_all(subnet.hosts())  # an agent that was killed may have left them
         config: dict[str, Any] = {
             "Driver": "default",
             "Config": [{"Subnet": str(subnet), "Gateway": str(next(subnet.hosts()))}],
@@ -102,7 +113,7 @@ class DockerNetworks:
                 "com.docker.network.bridge.enable_icc": "false",
             },
         )
-        if bridge not in _interfaces():
+        if bridge not in interfaces.names():
             # Our firewall is in this agent's network namespace: it would not stand between that bridge and the world.
             self._api.client.remove_network(name)
             raise RuntimeFailure(
@@ -112,13 +123,9 @@ class DockerNetworks:
             )
 
     def _free_bridge(self) -> str:
-        taken = _interfaces()
+        taken = interfaces.names()
         for slot in range(_MAX_SLOTS):
             name = f"{self._prefix}{slot:03x}"
             if name not in taken:
                 return name
         raise RuntimeFailure(ErrorCode.CAPACITY, f"this node already has {_MAX_SLOTS} Docker networks")
-
-
-def _interfaces() -> set[str]:
-    return {name for _, name in socket.if_nameindex()}

@@ -14,6 +14,7 @@ from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, programs
+from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules
 from node_agent.host.images import Images
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, Volumes
@@ -57,11 +58,12 @@ class DockerRuntime(SandboxRuntime):
         root: directory of the node; everything here lies below ``docker`` in it.
         tag: 8 hex digits, in every host-wide name.
         base_url: of the engine, a unix:// URL.  The engine runs on this machine and sees the same mounts.
+        rules: what the firewall of sandboxes with a network lets through.
     """
 
     name: ClassVar[RuntimeName] = "docker"
 
-    def __init__(self, root: Path, *, tag: str, base_url: str) -> None:
+    def __init__(self, root: Path, *, tag: str, base_url: str, rules: FirewallRules = DEFAULT_RULES) -> None:
         own = root / "docker"
         self._tag = tag
         self._tools = own / "tools"
@@ -69,7 +71,7 @@ class DockerRuntime(SandboxRuntime):
         self._images = Images(lambda: self._api.client)
         self._records = RecordStore(own / "sandboxes", DockerPart)
         self._containers = Containers(self._api, tag)
-        self._networks = DockerNetworks(self._api, tag, container_config.LABEL)
+        self._networks = DockerNetworks(self._api, tag, container_config.LABEL, rules)
         self._steps = DockerSteps(
             api=self._api,
             images=self._images,
@@ -92,6 +94,9 @@ class DockerRuntime(SandboxRuntime):
 
     def images(self) -> list[str]:
         return self._images.local()
+
+    def firewalls(self) -> list[Firewall]:
+        return [self._networks.firewall]
 
     def busybox(self, sandbox_id: str) -> str:
         return programs.BUSYBOX_INSIDE

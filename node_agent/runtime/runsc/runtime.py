@@ -16,6 +16,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, mounts, programs
+from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
 from node_agent.host.process import CommandError
@@ -64,6 +65,7 @@ class RunscRuntime(SandboxRuntime):
         base_url: of the Docker engine that has the images, as the SDK takes it, e.g. ``unix:///var/run/docker.sock``.
         resolvers: name servers of sandboxes with a network.
         pool: private range for the addresses of sandboxes with a network.
+        rules: what the firewall of those lets through.
     """
 
     name: ClassVar[RuntimeName] = "runsc"
@@ -76,11 +78,12 @@ class RunscRuntime(SandboxRuntime):
         base_url: str,
         resolvers: Sequence[str] = DEFAULT_RESOLVERS,
         pool: str = DEFAULT_POOL,
+        rules: FirewallRules = DEFAULT_RULES,
     ) -> None:
         self._node = RunscPaths(root, tag)
         self._images = Images(lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT))
         self._roots = RootFileSystems(self._node.images, self._images, tag)
-        self._networks = Networks(tag, pool)
+        self._networks = Networks(tag, pool, rules)
         self._fd_store = FdStore(tag)
         self._records = RecordStore(self._node.sandboxes, RunscPart)
         self._locks = SandboxLocks()
@@ -120,6 +123,9 @@ class RunscRuntime(SandboxRuntime):
 
     def images(self) -> list[str]:
         return self._images.local()
+
+    def firewalls(self) -> list[Firewall]:
+        return [self._networks.firewall]
 
     def busybox(self, sandbox_id: str) -> str:
         return programs.BUSYBOX_INSIDE

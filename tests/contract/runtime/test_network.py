@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from node_agent.host.firewall import Firewall
+from node_agent.host.firewall_guard import FirewallGuard
 from tests.contract.runtime.lab import Box, Lab
 from tests.contract.runtime.marks import also_on_runc
 from tests.engines.outside import CLOSED, PORT, PUBLIC, ROUTER
@@ -75,6 +77,27 @@ def test_another_sandbox_is_closed(lab: Lab, online: Box) -> None:
         assert _answer(online, address) == ""
         server.kill()
         server.close()
+
+
+@also_on_runc
+def test_a_firewall_that_somebody_deletes_is_back_while_the_sandbox_runs(lab: Lab, online: Box) -> None:
+    (firewall,) = lab.runtime.firewalls()
+    guard = FirewallGuard([firewall])
+    guard.start()
+    try:
+        for loss in ("delete table inet {table}", "insert rule inet {table} from_sandbox accept"):
+            whole = _rules(firewall)
+            subprocess.run(["nft", loss.format(table=firewall.table)], check=True, timeout=15)
+            while _rules(firewall) != whole:
+                pass
+            assert _that_answer(online, PUBLIC, *CLOSED, ROUTER) == [PUBLIC]
+    finally:
+        guard.stop()
+
+
+def _rules(firewall: Firewall) -> str:
+    command = ["nft", "--terse", "list", "table", "inet", firewall.table]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=15).stdout
 
 
 def _address(box: Box) -> str:

@@ -1,9 +1,13 @@
 """What the doctor says of a node's machine."""
 
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from gateway.wire.system import Verdict
 from node_agent import doctor
+from tests.engines.own_network import own_network
 
 
 def test_every_row_that_is_not_ok_has_a_cure() -> None:
@@ -26,6 +30,21 @@ def test_what_is_missing_is_an_error(tmp_path: Path) -> None:
     assert {row.verdict for row in missing} == {Verdict.ERROR}
     assert doctor.pressure(tmp_path).verdict is Verdict.WARNING
     assert doctor.filesystem("ext4", tmp_path / "filesystems").verdict is Verdict.OK
+
+
+@pytest.mark.engine
+@own_network
+def test_a_sandbox_without_its_firewall_is_an_error() -> None:
+    def run(*argv: str) -> None:
+        subprocess.run(argv, check=True, timeout=15)
+
+    assert doctor.firewall().verdict is Verdict.OK
+    run("ip", "link", "add", "sb00000000abc", "up", "type", "bridge")
+    assert "sb00000000abc" in doctor.firewall().found
+    run("nft", "add table inet sandbox_00000000")
+    assert doctor.firewall().verdict is Verdict.OK
+    run("ip", "link", "set", "sb00000000abc", "down")
+    assert "cut off" in doctor.firewall().found
 
 
 def test_cgroups_of_both_versions_are_known(tmp_path: Path) -> None:

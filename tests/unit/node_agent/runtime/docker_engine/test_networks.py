@@ -6,7 +6,7 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
-from node_agent.host import network
+from node_agent.host import interfaces, network
 from node_agent.runtime.docker_engine import networks
 from node_agent.runtime.docker_engine.networks import DockerNetworks
 
@@ -44,6 +44,6 @@ def test_an_engine_in_another_namespace_is_refused_and_left_clean(docker_network
 
 def test_a_bridge_that_is_here_is_taken(docker_networks: DockerNetworks, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([{"lo"}, {"lo", "sd5a5a5a5a000"}])
-    monkeypatch.setattr(networks, "_interfaces", lambda: next(seen))
+    monkeypatch.setattr(interfaces, "names", lambda: next(seen))
     assert docker_networks.create("n1") == "n1"
     assert docker_networks._api.client.networks == {"n1"}
