@@ -3,13 +3,16 @@
 import hashlib
 import socket
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gateway.wire import limits
+from gateway.wire.closed_ranges import IpNetwork, parse_range
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.settings import DaemonSettings
+
+Range = Annotated[IpNetwork, BeforeValidator(parse_range)]
 
 
 class NodeSettings(DaemonSettings):
@@ -69,6 +72,19 @@ class NodeSettings(DaemonSettings):
     exec_retention: float = Field(default=limits.EXEC_RETENTION, gt=0)
     """Seconds for which an ended session can be read."""
 
+    closed_ranges: tuple[Range, ...] = Field(default=(), max_length=limits.MAX_ADDRESS_RANGES)
+    """Ranges that sandboxes cannot reach, in addition to every special-purpose range."""
+    open_ranges: tuple[Range, ...] = Field(default=(), max_length=limits.MAX_ADDRESS_RANGES)
+    """Exceptions, such as the range of a private registry or mirror.  A node, its gateway and the metadata service of a
+    cloud stay closed inside a range; only an entry for that one address (``10.0.0.5/32``) opens them."""
+    max_connections: int | None = Field(default=None, ge=16, le=limits.MAX_CONNECTIONS_SETTING)
+    """Most entries of one sandbox in the host's table of connections; ``None`` is an equal share of four fifths of the
+    table, and 2048 at most."""
+    max_connections_per_second: int = Field(
+        default=limits.MAX_CONNECTIONS_PER_SECOND, ge=1, le=limits.MAX_CONNECTIONS_SETTING
+    )
+    """Most new connections of one sandbox; it may save up those of ten seconds."""
+
     boot_stages_file: Path | None = None
     """Where the bootstrap noted when it reached which stage; sent to the gateway at registration."""
     cleanup_on_exit: bool = False
@@ -80,6 +96,14 @@ class NodeSettings(DaemonSettings):
     @classmethod
     def _absolute(cls, value: Path) -> Path:
         return value.expanduser().absolute()
+
+    @field_validator("open_ranges")
+    @classmethod
+    def _narrow(cls, value: tuple[IpNetwork, ...]) -> tuple[IpNetwork, ...]:
+        for network in value:
+            if network.prefixlen < limits.WIDEST_OPEN_RANGE:
+                raise ValueError(f"{network} is too wide: the widest that can be opened is /{limits.WIDEST_OPEN_RANGE}")
+        return value
 
     @model_validator(mode="after")
     def _known_port(self) -> Self:

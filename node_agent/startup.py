@@ -9,11 +9,17 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
+from gateway.wire.closed_ranges import METADATA, AddressPolicy, IpAddress
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
+from node_agent.host.conntrack import connection_share
+from node_agent.host.firewall import FirewallRules
+from node_agent.host.machine import most_sandboxes
 from node_agent.runtime.base import RuntimeFacts, SandboxRuntime
 from node_agent.settings import NodeSettings
 
@@ -94,16 +100,35 @@ def node_url(settings: NodeSettings, listener: socket.socket) -> str:
 # The module of each is loaded only when it is wanted: a node that offers runsc alone needs nothing of Docker's.
 
 
+def firewall_rules(settings: NodeSettings) -> FirewallRules:
+    """Return what the firewall of this node's sandboxes lets through."""
+    guarded = METADATA | _addresses_of(settings.gateway_url)
+    addresses = AddressPolicy(added=settings.closed_ranges, opened=settings.open_ranges, guarded=guarded)
+    connections = settings.max_connections or connection_share(most_sandboxes(settings))
+    return FirewallRules(addresses, connections, settings.max_connections_per_second)
+
+
+def _addresses_of(url: str) -> frozenset[IpAddress]:
+    """Return the addresses of the host in ``url``; none where its name cannot be resolved now."""
+    host = urlsplit(url).hostname or ""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError as error:
+        log.warning("%s cannot be resolved (%s): only its range closes the gateway to sandboxes", host, error)
+        return frozenset()
+    return frozenset(ip_address(str(address).partition("%")[0]) for address in found)
+
+
 def _runsc(settings: NodeSettings) -> SandboxRuntime:
     from node_agent.runtime.runsc.runtime import RunscRuntime
 
-    return RunscRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url)
+    return RunscRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url, rules=firewall_rules(settings))
 
 
 def _docker(settings: NodeSettings) -> SandboxRuntime:
     from node_agent.runtime.docker_engine.runtime import DockerRuntime
 
-    return DockerRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url)
+    return DockerRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url, rules=firewall_rules(settings))
 
 
 FACTORIES: Final[Mapping[RuntimeName, Factory]] = {"runsc": _runsc, "docker": _docker}

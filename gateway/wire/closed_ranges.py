@@ -12,7 +12,7 @@ private names (AS112).  No sandbox needs one, and an operator can open each.
 """
 
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
 IpAddress = IPv4Address | IPv6Address
@@ -128,6 +128,19 @@ class AddressPolicy:
         if address in self.guarded:
             return True
         return not _in_any(address, self.opened) and _in_any(address, self.closed)
+
+
+def parse_range(text: object) -> IpNetwork:
+    """Return the range that ``text`` names, such as ``10.0.0.0/8``, or a single address.
+
+    Raises:
+        ValueError: it names none, or has bits set behind its prefix, where a reader may mean another range.
+    """
+    if isinstance(text, IPv4Network | IPv6Network):
+        return text
+    if not isinstance(text, str):
+        raise ValueError(f"a range is a text such as 10.0.0.0/8, not {text!r}")
+    return ip_network(text)
 
 
 DEFAULT_POLICY: Final = AddressPolicy()

@@ -46,6 +46,11 @@ def disk_is_short(*, free_mb: int, least_mb: int, was_short: bool) -> bool:
     return free_mb < (2 * least_mb if was_short else least_mb)
 
 
+def most_sandboxes(settings: NodeSettings) -> int:
+    """Return how many sandboxes this machine takes at most."""
+    return min(settings.slots, max(1, int(len(os.sched_getaffinity(0)) * settings.slots_per_core)))
+
+
 class HostMachine:
     """This machine, and what of it the node gives away.  ``proc`` is where the kernel's files are found."""
 
@@ -78,7 +83,7 @@ class HostMachine:
             memory_mb=settings.memory_mb or max(0, memory - settings.reserve_memory_mb),
             disk_mb=self._disk_mb or 0,
             gpus=self._gpus,
-            slots=min(settings.slots, max(1, int(cores * settings.slots_per_core))),
+            slots=most_sandboxes(settings),
         )
 
     def disk_shortage(self) -> str | None:
