@@ -13,6 +13,7 @@ from node_agent.host.images import EngineImage
 from node_agent.host.programs import BUSYBOX_INSIDE as BUSYBOX
 from node_agent.runtime.base import Order
 from node_agent.runtime.docker_engine import scripts
+from node_agent.runtime.etc_files import hostname
 
 STDOUT: Final = "/.sandbox/stdout"
 STDERR: Final = "/.sandbox/stderr"
@@ -42,7 +43,7 @@ class HostParts:
         busybox: the static busybox.
         workspace, stdout, stderr: on the sandbox's volume.
         volumes: for each volume path that the image declares, a directory on the sandbox's volume.
-        resolver: a resolv.conf for the sandbox; ``None`` without network.
+        etc: by name, the files of ``/etc`` that the sandbox gets, on its volume.
         network: Docker's network; ``none`` without.
         account: the user of its processes.
     """
@@ -52,7 +53,7 @@ class HostParts:
     stdout: Path
     stderr: Path
     volumes: dict[str, Path]
-    resolver: Path | None
+    etc: dict[str, Path]
     network: str
     account: Account
 
@@ -121,6 +122,7 @@ def container(order: Order, image: EngineImage, parts: HostParts, names: Contain
         "Image": image.id,
         "Entrypoint": [BUSYBOX, "sh", "-c", scripts.FIRST, "sh", STDOUT, STDERR, names.prefix, directory, *argv],
         "Cmd": [],
+        "Hostname": hostname(spec),
         "Env": [f"{key}={value}" for key, value in spec.env.items()],
         "User": user(spec, image),
         "WorkingDir": "/",
@@ -189,8 +191,8 @@ def _mounts(spec: SandboxSpec, parts: HostParts) -> list[dict[str, Any]]:
         STDOUT: (parts.stdout, False),
         STDERR: (parts.stderr, False),
     }
-    if parts.resolver is not None:
-        bound["/etc/resolv.conf"] = (parts.resolver, True)
+    read_only = spec.security.read_only_rootfs
+    bound |= {f"/etc/{name}": (source, read_only) for name, source in parts.etc.items()}
     return [
         {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
         for target, (source, read_only) in bound.items()

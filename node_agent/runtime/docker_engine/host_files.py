@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import accounts, mounts, programs
@@ -25,6 +26,7 @@ from node_agent.host.volume import Volume
 from node_agent.runtime.base import Stream
 from node_agent.runtime.docker_engine import container_config
 from node_agent.runtime.docker_engine.container_config import HostParts
+from node_agent.runtime.etc_files import etc_files
 from node_agent.runtime.record import DockerRecord
 
 _MAX_ACCOUNTS: Final = 1024 * 1024
@@ -60,7 +62,7 @@ def prepare(
             stdout=_log(log_file(volume, Stream.STDOUT)),
             stderr=_log(log_file(volume, Stream.STDERR)),
             volumes=_declared(record, volume, inspected, account),
-            resolver=_resolver(volume.directory) if record.part.network else None,
+            etc=_etc(volume, record.spec),
             network=record.part.network or "none",
             account=account,
         )
@@ -90,10 +92,18 @@ def _log(path: Path) -> Path:
     return path
 
 
-def _resolver(directory: Path) -> Path:
-    """Name the resolvers: Docker's own one answers from rules of the host's kernel, which gVisor does not see."""
-    path = directory / "resolv.conf"
-    path.write_text("".join(f"nameserver {address}\n" for address in DEFAULT_RESOLVERS))
+def _etc(volume: Volume, spec: SandboxSpec) -> dict[str, Path]:
+    """Write the files that Docker would bind from a place of its own, where what root writes into them is not bounded.
+
+    They also name resolvers: Docker's own one answers from rules of the host's kernel, which gVisor does not see.
+    """
+    directory = volume.path / "etc"
+    directory.mkdir(exist_ok=True)
+    return {name: _file(directory / name, text) for name, text in etc_files(spec, DEFAULT_RESOLVERS).items()}
+
+
+def _file(path: Path, text: str) -> Path:
+    path.write_text(text)
     path.chmod(0o644)
     return path
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +28,7 @@ from node_agent.host.process import CommandError
 from node_agent.host.programs import StaticPrograms
 from node_agent.host.volume import Volumes
 from node_agent.runtime.base import EngineState, Found, Order, Stream
+from node_agent.runtime.etc_files import etc_files
 from node_agent.runtime.incarnation import EngineSteps, not_started
 from node_agent.runtime.locks import StartAttempt
 from node_agent.runtime.record import RunscPart, RunscRecord, RunscRecords
@@ -96,8 +97,7 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
         self.volumes.ensure(paths.directory, spec.disk_mb)
         if spec.network == "bridge":
             record = self.records.save(record.with_part(net=self.networks.create()))
-        resolvers = self.resolvers if record.part.net else ()
-        _mount_rootfs(paths, prepared.root, _etc_files(oci_bundle.hostname(spec), resolvers))
+        _mount_rootfs(paths, prepared.root, etc_files(spec, self.resolvers))
         try:
             record = self._write_bundle(paths, record, prepared)
         except (accounts.UnknownAccountError, UnstartableError) as error:
@@ -326,17 +326,6 @@ def _take_mode(target: Path, source: Path) -> None:
     status = source.stat()
     os.chown(target, status.st_uid, status.st_gid)
     target.chmod(status.st_mode & 0o7777)
-
-
-def _etc_files(hostname: str, resolvers: Sequence[str]) -> dict[str, str]:
-    """Return the names that a sandbox can resolve; ``resolv.conf`` only where there is a network."""
-    files = {
-        "hostname": f"{hostname}\n",
-        "hosts": f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback\n",
-    }
-    if resolvers:
-        files["resolv.conf"] = "".join(f"nameserver {address}\n" for address in resolvers)
-    return files
 
 
 def _prepare_volume(paths: SandboxPaths, account: Account) -> None:

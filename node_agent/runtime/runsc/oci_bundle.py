@@ -21,6 +21,7 @@ from node_agent.host.cgroup import cpu_quota
 from node_agent.host.disk import open_below
 from node_agent.host.images import EngineImage
 from node_agent.host.programs import BUSYBOX_INSIDE
+from node_agent.runtime.etc_files import hostname
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TOOLS: Final = posixpath.dirname(BUSYBOX_INSIDE)
@@ -96,11 +97,6 @@ def identity_env(spec: SandboxSpec, account: Account) -> dict[str, str]:
     """Return HOME and USER of an account; one without an entry in the image is at home in the workspace."""
     home = {"HOME": account.home or spec.filesystem.workspace_path}
     return home | ({"USER": account.name} if account.name else {})
-
-
-def hostname(spec: SandboxSpec) -> str:
-    """Return the id, as far as a host name may go."""
-    return spec.id.replace("_", "-").replace(".", "-").strip("-")[:63] or "sandbox"
 
 
 def capabilities(security: Security) -> frozenset[str]:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.wire.limits import MIB
 from node_agent.host.firewall import Firewall
 from node_agent.host.firewall_guard import FirewallGuard
+from node_agent.host.network import DEFAULT_RESOLVERS
 from tests.contract.runtime.lab import Box, Lab
 from tests.contract.runtime.marks import also_on_runc
 from tests.engines.outside import CLOSED, PORT, PUBLIC, ROUTER
@@ -120,3 +122,28 @@ def test_networks_go_with_their_sandboxes(lab: Lab, outside: None) -> None:
 def _interfaces(lab: Lab) -> set[str]:
     done = subprocess.run(["ip", "-json", "link"], capture_output=True, check=True, timeout=15)
     return {entry["ifname"] for entry in json.loads(done.stdout) if lab.tag in entry["ifname"]}
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+@also_on_runc
+@pytest.mark.parametrize("network", ["none", "bridge"])
+def test_own_host_name_resolves_and_no_resolver_of_the_host_is_shown(lab: Lab, network: str) -> None:
+    with lab.sandbox(network=network) as box:
+        name = box.text("hostname")
+        assert box.text("cat /etc/hostname") == name == box.text("echo $HOSTNAME")
+        assert name in box.text("grep ^127.0.0.1 /etc/hosts").split()
+        shown = [line.split()[1] for line in box.text("cat /etc/resolv.conf").splitlines()]
+        assert shown == (list(DEFAULT_RESOLVERS) if network == "bridge" else [])
+        assert name == box.id
+
+
+@also_on_runc
+def test_what_root_writes_into_the_files_of_names_is_bounded_and_gone_after_a_restart(lab: Lab) -> None:
+    with lab.sandbox(disk_mb=32, memory_mb=256, security={"user": "0"}) as box:
+        assert box.sh("echo 10.9.8.7 mirror >>/etc/hosts; grep -q mirror /etc/hosts").code == 0
+        box.sh("for f in hosts hostname resolv.conf; do head -c 100000000 /dev/zero >/etc/$f; done")
+        assert sum(map(int, box.text("cd /etc; stat -c %s hosts hostname resolv.conf").split())) < 32 * MIB
+        lab.create(generation=2, **box.order.spec.model_dump(mode="json"))
+        assert "mirror" not in box.text("cat /etc/hosts")

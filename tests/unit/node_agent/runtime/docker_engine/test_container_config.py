@@ -23,7 +23,7 @@ PLACE = container_config.HostParts(
     stdout=Path("/o"),
     stderr=Path("/e"),
     volumes={},
-    resolver=None,
+    etc={},
     network="none",
     account=Account(1000, 1000),
 )
