@@ -11,6 +11,7 @@ import requests
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import HeartbeatAnswer, Removal
 from gateway.wire.states import DeathReason
+from node_agent.host.process import CommandError
 from tests.fakes.gateway import Gateway, error
 from tests.fakes.node import served
 from tests.fakes.runtime import FakeRuntime
@@ -69,6 +70,44 @@ def test_a_disk_that_runs_full_takes_no_new_sandbox_and_is_reported(tmp_path: Pa
             node.remove_all()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+class BreakableFirewall:
+    """Cannot be put in place while ``broken``."""
+
+    table = "sandbox_breakable"
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.problem: str | None = None
+
+    def check(self) -> bool:
+        if self.broken:
+            raise CommandError(["nft"], "failed")
+        self.problem = None
+        return False
+
+    def cut(self, problem: str) -> None:
+        self.problem = problem
+
+
+def test_a_node_without_its_firewall_takes_no_new_sandbox_and_reports_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firewall = BreakableFirewall()
+    monkeypatch.setattr(FakeRuntime, "firewalls", lambda _: [firewall])
+    with served(root) as node:
+        assert node.create("before").status_code == 200
+        firewall.broken = True
+        node.node.heartbeats.poke()  # its heartbeat has the rules looked at
+        node.gateway.wait_for("it is reported", lambda: node.gateway.heartbeats[-1].draining)
+        refused = node.create("late")
+        assert (refused.status_code, refused.json()["code"]) == (503, "node_refused")
+        assert node.exec("before", ["true"]).json()["session"]["exit_code"] == 0
+        firewall.broken = False
+        node.gateway.wait_for("it stands again", lambda: not node.gateway.heartbeats[-1].draining)
+        assert node.create("late").status_code == 200
+        node.remove_all()
 
 
 def test_heartbeats_are_complete_and_counted(root: Path) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
+from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import Firewall
 from node_agent.host.firewall_guard import FirewallGuard
 from node_agent.host.network import DEFAULT_RESOLVERS
@@ -95,6 +97,18 @@ def test_a_firewall_that_somebody_deletes_is_back_while_the_sandbox_runs(lab: La
             assert _that_answer(online, PUBLIC, *CLOSED, ROUTER) == [PUBLIC]
     finally:
         guard.stop()
+
+
+@also_on_runc
+def test_a_sandbox_that_was_cut_off_is_back_once_the_firewall_stands(lab: Lab, online: Box) -> None:
+    (firewall,) = lab.runtime.firewalls()
+    firewall.cut("as if nft failed")
+    with pytest.raises(RuntimeFailure) as failure:
+        lab.create(network="bridge")
+    assert failure.value.code is ErrorCode.NODE_REFUSED
+    assert _that_answer(online, PUBLIC) == []
+    firewall.check()
+    assert _that_answer(online, PUBLIC) == [PUBLIC]
 
 
 def _rules(firewall: Firewall) -> str:

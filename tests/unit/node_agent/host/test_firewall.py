@@ -281,6 +281,23 @@ def test_a_node_without_sandboxes_on_the_network_gets_no_rules(tag: str) -> None
 
 
 @own_network
+def test_the_door_in_docker_s_chain_is_back_after_docker_was_restarted(tag: str) -> None:
+    def door() -> list[str]:
+        return [line for line in _run("iptables", "-S", "DOCKER-USER").splitlines() if tag in line]
+
+    for words in ("-N DOCKER-USER", "-P FORWARD DROP", "-I FORWARD -j DOCKER-USER"):
+        _run("iptables", *words.split())
+    with _networks(tag) as networks:
+        networks.create()
+        with _guard(networks.firewall) as guard:
+            assert len(door()) == 2
+            _run("iptables", "-F", "DOCKER-USER")  # as Docker makes its chains anew
+            guard.poke()  # as a heartbeat does
+            _until(lambda: len(door()) == 2)
+    assert door() == []
+
+
+@own_network
 def test_sandboxes_are_cut_off_while_the_rules_cannot_be_put_back(
     tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
