@@ -11,6 +11,7 @@ everything that is there with what belongs there, and `Firewall.cut` takes sandb
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from node_agent.host.process import CommandError, run
 log = logging.getLogger(__name__)
 
 _TIMEOUT: Final = 5.0  # nft takes milliseconds; while it hangs, sandboxes may be unprotected
-_COUNTED: Final = frozenset({"connections", "openings"})
-"""Sets whose elements the kernel adds: one for each sandbox that ever opened a connection."""
+_COUNTED: Final = re.compile(r"(set (?:connections|openings) {[^{}]*)elements = {[^{}]*}\s*")
+"""The elements that the kernel adds to two sets, in a listing: one for each sandbox that ever opened a connection."""
 
 # The sets hold one element per interface; their names end in three hex digits.
 _RULES: Final = """
@@ -204,7 +205,12 @@ class Firewall:
     def _ensure(self) -> bool:
         changed = self._listed() != self._expected
         if changed:
-            run(["nft", "-f", "-"], stdin=self._text.encode(), timeout=_TIMEOUT)
+            command = ["nft", "-f", "-"]
+            run(command, stdin=self._text.encode(), timeout=_TIMEOUT)
+            if (listed := self._listed()) != self._expected:
+                raise CommandError(
+                    command, "loaded other rules than these, or somebody changed them", output=str(listed)
+                )
         self._open_docker()
         return changed
 
@@ -213,15 +219,16 @@ class Firewall:
         return self._rules.text(self.table, self.prefix)
 
     @cached_property
-    def _expected(self) -> object:
+    def _expected(self) -> str:
         """The listing of the untouched rules.  Made where nobody else can touch them, in an empty network namespace."""
-        script = f"nft -f - && nft -j list table inet {self.table}"
-        return _normal(run(["unshare", "-n", "sh", "-c", script], stdin=self._text.encode(), timeout=_TIMEOUT))
+        script = f"nft -f - && nft list table inet {self.table}"
+        listing = run(["unshare", "-n", "sh", "-c", script], stdin=self._text.encode(), timeout=_TIMEOUT)
+        return _without_elements(listing)
 
-    def _listed(self) -> object:
+    def _listed(self) -> str | None:
         try:
-            return _normal(run(["nft", "-j", "list", "table", "inet", self.table], timeout=_TIMEOUT))
-        except (CommandError, ValueError):  # there is none, or nft is broken: then loading them fails for it too
+            return _without_elements(run(["nft", "list", "table", "inet", self.table], timeout=_TIMEOUT))
+        except CommandError:  # mostly, there is none; where nft is broken, it cannot load them either
             return None
 
     def _present(self) -> bool:
@@ -259,13 +266,6 @@ class Firewall:
         return True
 
 
-def _normal(listing: bytes) -> object:
-    """Return a table as ``nft -j`` lists it, without what differs between two loads of the same rules."""
-    kept = []
-    for entry in json.loads(listing)["nftables"]:
-        for kind, fields in entry.items():
-            if kind == "metainfo":
-                continue
-            dropped = {"handle", "elem"} if kind == "set" and fields["name"] in _COUNTED else {"handle"}
-            kept.append((kind, {name: value for name, value in fields.items() if name not in dropped}))
-    return kept
+def _without_elements(listing: bytes) -> str:
+    """Return a listing without the elements that the kernel adds for traffic."""
+    return _COUNTED.sub(r"\1", listing.decode())

@@ -167,8 +167,11 @@ class FirewallGuard:
         for firewall in self._firewalls:
             try:
                 if firewall.check():
-                    log.warning("the firewall of sandboxes (nft table inet %s) was not as it must be", firewall.table)
-            except (CommandError, OSError, ValueError) as error:
+                    log.warning(
+                        "the firewall of sandboxes (nft table inet %s) was not as it must be; it was put back",
+                        firewall.table,
+                    )
+            except (CommandError, OSError) as error:
                 _cut(firewall, error)
         after = self.problem
         if (before is None) != (after is None):

@@ -205,6 +205,7 @@ def test_a_sandbox_has_its_share_of_the_table_of_connections_and_a_neighbour_con
         table = Path("/proc/thread-self/net/nf_conntrack").read_text()
         assert table.count(f"src={net.address.partition('/')[0]} ") == 20
         assert _that_answer(other, PUBLIC) == [PUBLIC]
+        assert not networks.firewall.check(), "what the kernel counts is no change of the rules"
 
 
 @own_network
@@ -237,6 +238,7 @@ LOSSES = {
     "changed policy": "chain inet {table} input {{ policy drop; }}",
     "opened range": "delete element inet {table} closed {{ 10.0.0.0/8 }}",
     "range opened as an exception": "add element inet {table} opened {{ 10.0.0.0/8 }}",
+    "table switched off": "add table inet {table} {{ flags dormant; }}",
     "another chain": "add chain inet {table} mine",
 }
 
