@@ -27,7 +27,7 @@ from node_agent.host.process import CommandError, run
 log = logging.getLogger(__name__)
 
 _TIMEOUT: Final = 5.0  # nft takes milliseconds; while it hangs, sandboxes may be unprotected
-_COUNTED: Final = re.compile(r"(set (?:connections|openings) {[^{}]*)elements = {[^{}]*}\s*")
+_COUNTED: Final = re.compile(r"(set (?:connections|openings) {[^{}]*?)\s*elements = {[^{}]*}")
 """The elements that the kernel adds to two sets, in a listing: one for each sandbox that ever opened a connection."""
 
 # The sets hold one element per interface; their names end in three hex digits.
