@@ -148,6 +148,7 @@ def test_own_host_name_resolves_and_no_resolver_of_the_host_is_shown(lab: Lab, n
         name = box.text("hostname")
         assert box.text("cat /etc/hostname") == name == box.text("echo $HOSTNAME")
         assert name in box.text("grep ^127.0.0.1 /etc/hosts").split()
+        assert box.text("hostname -i") == "127.0.0.1"
         shown = [line.split()[1] for line in box.text("cat /etc/resolv.conf").splitlines()]
         assert shown == (list(DEFAULT_RESOLVERS) if network == "bridge" else [])
         assert name == box.id
