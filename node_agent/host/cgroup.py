@@ -7,11 +7,15 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from gateway.wire.limits import MIB
+from node_agent.host import bpf
+from node_agent.host.devices import DeviceRule
 from node_agent.host.process import readable
 
 _ROOT: Final = Path("/sys/fs/cgroup")
@@ -20,6 +24,9 @@ _MIN_QUOTA_US: Final = 1_000  # the kernel refuses less
 _EMPTY_TIMEOUT: Final = 10.0
 _GROUP_IS_GONE: Final = (errno.ENOENT, errno.ENODEV)  # before its file was opened, and after
 _THAW_AGAIN: Final = 0.1  # seconds; a pause in another thread may freeze behind the kill's back
+_ALL_DEVICES: Final = "a *:* rwm"
+_confining: Final = threading.Lock()
+_confined: Final[set[Path]] = set()
 
 
 def parent_name(tag: str) -> str:
@@ -176,6 +183,50 @@ def names(tag: str) -> set[str]:
         with contextlib.suppress(OSError):
             found |= {entry.name for entry in (hierarchy / parent_name(tag)).iterdir() if entry.is_dir()}
     return found
+
+
+def confine_devices(tag: str, rules: Sequence[DeviceRule]) -> bool:
+    """Let all sandboxes of one node open only the devices of ``rules``; to be called before each start.
+
+    Returns:
+        Whether the host has a devices controller (version 1), or takes device programs (version 2).
+
+    Raises:
+        OSError: it has one, and refuses the rules.
+    """
+    with _confining:
+        if _is_v2():
+            return _confine_v2(_ROOT / parent_name(tag), rules)
+        return _confine_v1(_ROOT / "devices", parent_name(tag), rules)
+
+
+def _confine_v2(group: Path, rules: Sequence[DeviceRule]) -> bool:
+    group.mkdir(exist_ok=True)
+    try:
+        # Rules of an earlier life of this process are replaced: they may be other ones.
+        if group not in _confined or not bpf.attached(group):
+            bpf.attach(group, rules)
+    except OSError as error:
+        if error.errno in bpf.UNAVAILABLE:
+            return False
+        raise
+    _confined.add(group)
+    return True
+
+
+def _confine_v1(hierarchy: Path, name: str, rules: Sequence[DeviceRule]) -> bool:
+    if not (hierarchy / "devices.list").exists():
+        return False
+    group = hierarchy / name
+    group.mkdir(exist_ok=True)
+    present = (group / "devices.list").read_text().splitlines()
+    if _ALL_DEVICES in present:
+        (group / "devices.deny").write_text("a")
+        present = []
+    for rule in rules:
+        if rule.line() not in present:
+            (group / "devices.allow").write_text(rule.line())
+    return True
 
 
 def remove_parent(tag: str) -> bool:

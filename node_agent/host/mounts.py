@@ -60,16 +60,17 @@ def bind(source: Path, target: Path, *, read_only: bool = False) -> None:
     """Make ``source`` visible at ``target``, which must exist and be of the same kind."""
     mount(str(source), target, "", MS_BIND)
     if read_only:
-        mount(str(source), target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NODEV)
+        mount(str(source), target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NODEV | MS_NOSUID)
 
 
 def overlay(lower: Path, upper: Path, work: Path, target: Path) -> None:
-    """Mount an overlay of a read-only ``lower`` and a writable ``upper``."""
+    """Mount an overlay of a read-only ``lower`` and a writable ``upper``, without devices and setuid programs."""
     parts = {"lowerdir": lower, "upperdir": upper, "workdir": work}
     options = ",".join(f"{key}={_escaped(path)}" for key, path in parts.items())
     # Without an index and with the copy-up of whole files only, the upper directory can be used again under another
     # mount, and nothing is written to the lower one.
-    mount("overlay", target, "overlay", MS_NOATIME, f"{options},index=off,metacopy=off,redirect_dir=off")
+    flags = MS_NOATIME | MS_NODEV | MS_NOSUID
+    mount("overlay", target, "overlay", flags, f"{options},index=off,metacopy=off,redirect_dir=off")
 
 
 def _escaped(path: Path) -> str:

@@ -36,17 +36,23 @@ class TestImages:
 def import_images(client: docker.APIClient) -> TestImages:
     """Puts the images into the engine behind ``client``."""
     images = TestImages()
-    _import(client, images.busybox, _busybox_root(), [])
-    _import(client, images.bare, _bare_root(), ['CMD ["/sleep", "86400"]'])
+    import_image(client, images.busybox, busybox_root(), [])
+    import_image(client, images.bare, _bare_root(), ['CMD ["/sleep", "86400"]'])
     return images
 
 
-def _import(client: docker.APIClient, reference: str, layer: bytes, changes: list[str]) -> None:
+def import_image(client: docker.APIClient, reference: str, layer: bytes, changes: list[str]) -> None:
+    """Make an image of one layer."""
     repository, _, tag = reference.partition(":")
     client.import_image_from_data(layer, repository=repository, tag=tag, changes=changes)
 
 
-def _busybox_root() -> bytes:
+def busybox_root(*planted: tarfile.TarInfo) -> bytes:
+    """Return the layer of `TestImages.busybox`.
+
+    Args:
+        planted: members without content to add; a regular file gets busybox as its content.
+    """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for name in ("bin", "etc", "data", "tmp", "home", "home/agent", "root"):
@@ -59,6 +65,11 @@ def _busybox_root() -> bytes:
         _file(tar, "etc/passwd", _PASSWD.encode(), 0o644)
         _file(tar, "etc/group", _GROUP.encode(), 0o644)
         _file(tar, "data/readme", b"from the image\n", 0o644)
+        for entry in planted:
+            if entry.isfile():
+                _file(tar, entry.name, BUSYBOX.read_bytes(), entry.mode)
+            else:
+                tar.addfile(entry)
     return out.getvalue()
 
 

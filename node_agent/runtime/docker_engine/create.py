@@ -13,6 +13,8 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host import cgroup, devices
+from node_agent.host.disk import host_errors
 from node_agent.host.images import EngineImage, Images
 from node_agent.host.volume import Volume, Volumes
 from node_agent.runtime.base import EngineState, Found, Order
@@ -20,6 +22,7 @@ from node_agent.runtime.docker_engine import container_config, containers, host_
 from node_agent.runtime.docker_engine.client import Api, StreamRefusedError, UpgradedStream, calling
 from node_agent.runtime.docker_engine.container_config import ContainerNames
 from node_agent.runtime.docker_engine.containers import Containers
+from node_agent.runtime.docker_engine.host_files import CheckedLayers
 from node_agent.runtime.docker_engine.networks import DockerNetworks
 from node_agent.runtime.docker_engine.process import start_failure
 from node_agent.runtime.docker_engine.scripts import Mark, MarkScanner
@@ -33,6 +36,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     """What the Docker engine does of the life of an incarnation.
 
     Attributes:
+        layers: of images, checked.
         tools: where the static programs are kept.
         tag: of the node, 8 hex digits.
     """
@@ -43,13 +47,18 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     containers: Containers
     volumes: Volumes
     networks: DockerNetworks
+    layers: CheckedLayers
     tools: Path
     tag: str
 
     def prepare(self, order: Order) -> EngineImage:
         check_capabilities(order.spec)
         probe.check_gpus(order.spec, probe.count_usable_gpus())
-        return self.images.resolve(order.spec.image)
+        image = self.images.resolve(order.spec.image)
+        with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):
+            inspected = self.api.client.inspect_image(image.id)
+        self.layers.check(image, inspected)
+        return image
 
     def plan(self, record: DockerRecord, prepared: EngineImage) -> DockerRecord:
         name = self.containers.name(record.sandbox_id, record.generation)
@@ -61,6 +70,8 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         volume = self.volumes.ensure(self.records.directory(record.sandbox_id), record.spec.disk_mb)
         host_files.remove_layer(volume)
         attempt.check()
+        with host_errors(f"devices of sandbox {record.sandbox_id}"):
+            cgroup.confine_devices(container_config.cgroup_tag(self.tag), (*devices.DOCKER_RULES, *devices.gpu_rules()))
         if record.part.network:
             self.networks.create(record.part.network)
         mark_prefix = scripts.new_prefix()

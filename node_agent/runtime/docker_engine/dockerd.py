@@ -12,8 +12,20 @@ from node_agent.host.process import CommandError, run
 
 _ADMIN_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_WRAPPER: Final = """#!/bin/sh
+_WRAPPER: Final = r"""#!/bin/sh
 # Written by the node's Docker engine: runs gVisor for Docker.
+# gVisor opens device nodes of a root file system on the host, so before a container is made its root loses them.
+bundle= create=
+for word; do
+  case $last in --bundle | -bundle) bundle=$word ;; esac
+  [ "$word" != create ] || create=yes
+  last=$word
+done
+if [ "$create" ]; then
+  root=$(sed -n 's/.*"root":{{"path":"\([^"]*\)".*/\1/p' "$bundle/config.json") &&
+    mount -o remount,bind,nodev,nosuid "$root" ||
+    {{ echo "the container's root could not be mounted nodev" >&2; exit 1; }}
+fi
 # The KVM platform hangs on machines whose /dev/kvm does not work.  Without gVisor's own overlay, writes land in the
 # container's layer on the host, where the sandbox's volume bounds them.
 exec {runsc} --platform=systrap --overlay2=none --network=sandbox "$@"

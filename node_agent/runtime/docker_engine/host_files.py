@@ -17,7 +17,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import accounts, mounts, programs
+from node_agent.host import accounts, devices, mounts, programs
 from node_agent.host.accounts import Account
 from node_agent.host.disk import host_errors, read_below
 from node_agent.host.images import EngineImage
@@ -126,10 +126,43 @@ def _account(record: DockerRecord, user: str, inspected: dict[str, Any]) -> Acco
 
 def _topmost(inspected: dict[str, Any], path: str) -> bytes:
     """Return a file as the image's highest layer that has it holds it; empty where none has it."""
-    data = inspected["GraphDriver"].get("Data") or {}
-    layers = [data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")]
-    found = (read_below(Path(directory), path, _MAX_ACCOUNTS) for directory in layers if directory)
+    found = (read_below(directory, path, _MAX_ACCOUNTS) for directory in _layers(inspected))
     return next((content for content in found if content), b"")
+
+
+def _layers(inspected: dict[str, Any]) -> list[Path]:
+    """Return the directories of an image's layers in Docker's overlay2 store, the highest first."""
+    data = inspected["GraphDriver"].get("Data") or {}
+    return [Path(layer) for layer in (data.get("UpperDir", ""), *data.get("LowerDir", "").split(":")) if layer]
+
+
+class CheckedLayers:
+    """Looks for device nodes in the layers of images, in each layer once.
+
+    A layer counts whether or not a higher one covers its node: what overlayfs shows of it is the image's own decision.
+    """
+
+    def __init__(self) -> None:
+        self._clean: set[Path] = set()
+
+    def check(self, image: EngineImage, inspected: dict[str, Any]) -> None:
+        """Refuse an image with device nodes.
+
+        Args:
+            image: the image.
+            inspected: the image as Docker describes it.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR``, naming the node.
+        """
+        for layer in _layers(inspected):
+            if layer in self._clean:
+                continue
+            with host_errors(f"image {image.id}"):
+                node = next(devices.device_nodes(layer), None)
+            if node is not None:
+                raise devices.planted(image.id, f"/{node.relative_to(layer)}")
+            self._clean.add(layer)
 
 
 def layer_directory(inspected: dict[str, Any]) -> Path:

@@ -39,7 +39,7 @@ from node_agent.runtime.docker_engine.containers import Containers
 from node_agent.runtime.docker_engine.create import DockerSteps
 from node_agent.runtime.docker_engine.exec import DockerExecs
 from node_agent.runtime.docker_engine.exit_watch import ContainerExits
-from node_agent.runtime.docker_engine.host_files import log_file
+from node_agent.runtime.docker_engine.host_files import CheckedLayers, log_file
 from node_agent.runtime.docker_engine.networks import DockerNetworks
 from node_agent.runtime.docker_engine.probe import DockerProbe
 from node_agent.runtime.incarnation import Incarnations
@@ -79,6 +79,7 @@ class DockerRuntime(SandboxRuntime):
             containers=self._containers,
             volumes=Volumes(own / "templates"),
             networks=self._networks,
+            layers=CheckedLayers(),
             tools=self._tools,
             tag=tag,
         )

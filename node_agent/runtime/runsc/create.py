@@ -19,7 +19,7 @@ from typing import Final, Self
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host import accounts, mounts, programs
+from node_agent.host import accounts, cgroup, devices, mounts, programs
 from node_agent.host.accounts import Account
 from node_agent.host.disk import host_errors, out_of_space
 from node_agent.host.images import EngineImage, Images
@@ -97,6 +97,8 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
         self.volumes.ensure(paths.directory, spec.disk_mb)
         if spec.network == "bridge":
             record = self.records.save(record.with_part(net=self.networks.create()))
+        with host_errors(f"devices of sandbox {record.sandbox_id}"):
+            cgroup.confine_devices(self.node.tag, devices.ENGINE_RULES)
         _mount_rootfs(paths, prepared.root, etc_files(spec, self.resolvers))
         try:
             record = self._write_bundle(paths, record, prepared)

@@ -189,7 +189,8 @@ def _mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
 
 
 def _bind(destination: str, source: Path, mode: str) -> dict[str, Any]:
-    return {"destination": destination, "type": "bind", "source": str(source), "options": ["bind", mode]}
+    options = ["bind", "nodev", "nosuid", mode]
+    return {"destination": destination, "type": "bind", "source": str(source), "options": options}
 
 
 def _linux(spec: SandboxSpec, host: BundleHost) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.errors import RuntimeFailure
-from node_agent.host import accounts, programs
+from node_agent.host import accounts, cgroup, devices, programs
 from node_agent.host.process import CommandError, readable
 from node_agent.host.programs import StaticPrograms
 from node_agent.runtime.base import RuntimeFacts, Stream
@@ -34,6 +34,10 @@ _NO_INIT: Final = (
 _NO_FREEZER: Final = (
     "this host has no cgroup freezer, so a paused sandbox goes on taking 2 to 4 % of a core; mount it (cgroup v1) or"
     " boot with the unified hierarchy"
+)
+_NO_DEVICES: Final = (
+    "this host has no devices controller (cgroup v1) and takes no device programs (v2), so only mounts without devices"
+    " keep sandboxes from the host's devices; mount the controller, or run the agent with CAP_BPF"
 )
 
 
@@ -72,7 +76,10 @@ def probe(node: RunscPaths) -> ProbedRunsc:
 
 def _examine(runsc: Runsc, version: str, paths: SandboxPaths, provided: StaticPrograms) -> ProbedRunsc:
     _prepare(paths, provided.path)
+    confined = cgroup.confine_devices(paths.node.tag, devices.ENGINE_RULES)
     runsc, notes = _start(runsc, paths)
+    if not confined:
+        notes.append(_NO_DEVICES)
     if not provided.init:
         notes.append(_NO_INIT)
     socket, checkpoint = True, True

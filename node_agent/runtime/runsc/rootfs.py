@@ -13,6 +13,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host import devices
 from node_agent.host.disk import out_of_space, says_full
 from node_agent.host.images import EngineImage, Images
 from node_agent.host.process import CommandError, ended_within, kill_group, run, start
@@ -71,6 +72,9 @@ class RootFileSystems:
         partial.mkdir(mode=0o755)
         try:
             self._extract(image, partial)
+            if node := next(devices.device_nodes(partial), None):
+                raise devices.planted(image.id, f"/{node.relative_to(partial)}")
+            devices.remove_hidden_nodes(partial)
             run(["sync", "--file-system", str(partial)], timeout=300)
             partial.rename(target)
         except (OSError, CommandError) as error:

@@ -1,5 +1,6 @@
 """The node's own Docker daemon: its arguments."""
 
+import subprocess
 from pathlib import Path
 
 from node_agent.runtime.docker_engine import dockerd
@@ -26,3 +27,16 @@ def test_wrapper_hides_the_sysctl_only_where_it_has_to() -> None:
     for script in (plain, hidden):
         assert "--platform=systrap" in script
         assert "--overlay2=none" in script
+
+
+def test_wrapper_makes_no_container_whose_root_it_cannot_find(tmp_path: Path) -> None:
+    script = tmp_path / "runsc"
+    script.write_text(dockerd.gvisor_wrapper("/bin/echo", hide_sysctl=False))
+    (tmp_path / "config.json").write_text("{}")
+
+    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(["sh", script, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+    made = call("--root", "/r", "create", "--bundle", str(tmp_path), "id")
+    assert (made.returncode, made.stdout) == (1, "")
+    assert call("state", "id").stdout.endswith("state id\n")

@@ -132,7 +132,7 @@ def test_mounts() -> None:
 
     assert mounts["/work"]["source"] == "/w"
     assert "rw" in mounts["/work"]["options"]
-    assert (mounts["/.sandbox"]["source"], mounts["/.sandbox"]["options"]) == ("/t", ["bind", "ro"])
+    assert (mounts["/.sandbox"]["source"], mounts["/.sandbox"]["options"]) == ("/t", ["bind", "nodev", "nosuid", "ro"])
     assert "size=5m" in mounts["/tmp"]["options"]
     assert "size=6m" in mounts["/run"]["options"]
     assert "ro" in mounts["/sys"]["options"]
