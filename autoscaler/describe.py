@@ -21,6 +21,7 @@ from autoscaler.core.actions import (
     Stop,
     Sweep,
 )
+from autoscaler.core.doubts import Doubt
 from autoscaler.core.offers import missing_offers, offers_for
 from autoscaler.core.pools import PoolPolicy
 from providers import registry
@@ -71,6 +72,8 @@ def finding(value: Finding, names: Mapping[str, str]) -> str:
             gpus = f", {has.gpus} GPUs" if has.gpus else ""
             room = f"{has.cpus:g} CPUs, {has.memory_mb} MiB, {has.disk_mb} MiB disk{gpus}"
             return f"a node of pool {value.pool} on {value.type} has {room}"
+        case Doubt():
+            return f"{value.subject} is left out"
 
 
 def euros(amount: Decimal | None) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.clock import DaemonClock
+from autoscaler.core.doubts import Doubt, unclear_listing, understood_offers
 from autoscaler.core.world import ProviderView
 from autoscaler.lanes import Lanes
 from autoscaler.throttled_log import ThrottledLog
-from providers.base import ComputeProvider, ErrorKind, Offer, ProviderError
+from providers.base import Applied, ComputeProvider, ErrorKind, Inventory, Offer, ProviderError, Scope
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class ProviderPoll:
         self._clock = clock
         self._list_seconds = list_seconds
         self._offers: tuple[Offer, ...] = ()
+        self._doubts: tuple[Doubt, ...] = ()
         self._offers_due_at = float("-inf")
         self._listed_at = float("-inf")
         self._limited_until = float("-inf")
@@ -75,7 +77,7 @@ class ProviderPoll:
         """Call the provider.  Nothing here raises: a provider that fails or breaks is blind."""
         began_at, trouble = self._clock.monotonic(), f"provider {self._name} cannot be listed"
         try:
-            inventory = self._provider.list()
+            inventory = self._listed()
         except ProviderError as error:
             if error.kind is ErrorKind.RATE_LIMIT:
                 self._limited_until = self._clock.monotonic() + (error.retry_after or RATE_LIMIT_SECONDS)
@@ -89,11 +91,32 @@ class ProviderPoll:
             self._log.resolve(trouble)
             self._listed_at = self._clock.monotonic()
             self._refresh_offers()
-            taken_at = inventory.taken_at.timestamp()
-            caps = self._provider.caps
-            return ProviderView(caps, inventory.instances, taken_at, self._offers, inventory.leftovers)
+            return ProviderView(
+                self._provider.caps,
+                inventory.instances,
+                inventory.taken_at.timestamp(),
+                self._offers,
+                inventory.leftovers,
+                doubts=self._doubts,
+            )
         finally:
             self.took = self._clock.monotonic() - began_at
+
+    def _listed(self) -> Inventory:
+        """Return a listing that can be understood as a whole.
+
+        Raises:
+            ProviderError: of the provider, or about what it answered: a part would show machines as gone.
+        """
+        inventory = self._provider.list()
+        if (problem := unclear_listing(inventory)) is not None:
+            raise ProviderError(
+                f"its listing is not understood: {problem}",
+                kind=ErrorKind.BUG,
+                applied=Applied.NO,
+                scope=Scope.PROVIDER,
+            )
+        return inventory
 
     def _refresh_offers(self) -> None:
         """Fetch the catalogue when it is due; without it nothing new is bought, but what is there can be deleted."""
@@ -101,7 +124,7 @@ class ProviderPoll:
             return
         pause, trouble = OFFERS_SECONDS, f"the offers of provider {self._name} cannot be fetched"
         try:
-            self._offers = tuple(self._provider.offers())
+            self._offers, self._doubts = understood_offers(self._provider.offers(), self._name)
         except ProviderError as error:
             self._log.report(trouble, f"{error.kind}: {error}")
             pause = max(error.retry_after or 0.0, OFFERS_RETRY_SECONDS)

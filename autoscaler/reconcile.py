@@ -9,12 +9,13 @@ from typing import Final
 from autoscaler.clock import DaemonClock
 from autoscaler.core import backoff
 from autoscaler.core.actions import Finding, Move, Plan, Wait, WaitKind
+from autoscaler.core.doubts import Doubt
 from autoscaler.core.findings import applied, settle
 from autoscaler.core.offers import ceilings
 from autoscaler.core.plan import plan
 from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
-from autoscaler.core.world import BackOff, World
+from autoscaler.core.world import BackOff, BackOffKind, World
 from autoscaler.executor import Executor
 from autoscaler.lanes import Lanes, SerialLanes, Turn
 from autoscaler.observe import GatewayPort, Observer
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 CEILINGS_SECONDS: Final = 60.0
 """Ceilings are published again this often although nothing changed, for a gateway that has lost them."""
-OUTSIDE: Final = frozenset({WaitKind.UNKNOWN_POOL, WaitKind.UNKNOWN_PROVIDER})
+WARNED: Final = frozenset({WaitKind.UNKNOWN_POOL, WaitKind.UNKNOWN_PROVIDER, WaitKind.NOT_UNDERSTOOD})
 NOT_PUBLISHED: Final = "the largest possible nodes could not be published to the gateway"
 
 
@@ -75,7 +76,7 @@ class Reconciler:
         self._published: Ceilings | None = None
         self._published_at = float("-inf")
         self._log = ThrottledLog(log, clock.monotonic)
-        self._outside: set[str] = set()
+        self._warned: set[str] = set()
 
     def look(self) -> TickReport:
         """Return what a tick would find and do now; change nothing."""
@@ -94,8 +95,10 @@ class Reconciler:
         if report.findings:
             self._journal.settle(report.findings, self._clock.now())
         for finding in report.findings:
-            log.info("%s", _described(finding))
-        self._warn_of_outsiders(report.plan.waits)
+            if not isinstance(finding, Doubt):  # the plan has it too, and it may last
+                log.info("%s", _described(finding))
+        self._warn(report.plan.waits)
+        self._record_doubts(report)
         self._release(report)
         first = self._unpublished(report.world)
         self._executor.carry_out(report.plan, report.world, Turn(is_stopping), self._lanes, first=first)
@@ -115,14 +118,27 @@ class Reconciler:
             )
         self._observer.save_clock()
 
-    def _warn_of_outsiders(self, waits: Iterable[Wait]) -> None:
-        """Log the instances whose pool or provider has left the settings: they cost money, and no plan touches them."""
-        found = {wait.subject: wait.reason for wait in waits if wait.kind in OUTSIDE}
-        for name in self._outside - found.keys():
+    def _warn(self, waits: Iterable[Wait]) -> None:
+        """Log what no plan touches: what is not understood, and what has left the settings, which goes on costing."""
+        found = {wait.subject: wait.reason for wait in waits if wait.kind in WARNED}
+        for name in self._warned - found.keys():
             self._log.resolve(name)
         for name, reason in found.items():
             self._log.report(name, reason)
-        self._outside = set(found)
+        self._warned = set(found)
+
+    def _record_doubts(self, report: TickReport) -> None:
+        """Write down what is left out, for `sandboxes autoscaler status`."""
+        now, known = self._clock.now(), report.world.backoffs
+        waits = [wait for wait in report.plan.waits if wait.kind is WaitKind.NOT_UNDERSTOOD]
+        doubted = {backoff.doubt_key(wait.subject): wait.reason for wait in waits}
+        for key, reason in doubted.items():
+            held = known.get(key)
+            if held is None or held.until < now + backoff.DOUBT_SECONDS / 2:
+                self._journal.back_off(BackOff(key, now + backoff.DOUBT_SECONDS, 1, now, reason))
+        over = [key for key in known if key.kind is BackOffKind.DOUBT and key not in doubted]
+        if over:
+            self._journal.clear_backoffs(over)
 
     def _release(self, report: TickReport) -> None:
         """Close the circuit of pools of which a node has registered: their instances become nodes."""
@@ -134,7 +150,11 @@ class Reconciler:
 
     def _unpublished(self, world: World) -> list[Callable[[], None]]:
         """Return the publication of the ceilings, where one is due and the gateway can be reached."""
-        found = ceilings(world, self._policy)
+        try:
+            found = ceilings(world, self._policy)
+        except Exception as error:  # noqa: BLE001 - ceilings that cannot be told must not stop what the plan says
+            self._log.report(NOT_PUBLISHED, f"{type(error).__name__}: {error}", level=logging.ERROR, trace=True)
+            return []
         recently = self._clock.monotonic() - self._published_at < CEILINGS_SECONDS
         if world.nodes is None or found is None or (found == self._published and recently):
             return []

@@ -11,6 +11,7 @@ from typing import Final
 
 from autoscaler.core import backoff, cost
 from autoscaler.core.actions import Adopt, BootExtended, BootStarted, Finding, Learn, Move
+from autoscaler.core.doubts import Doubt
 from autoscaler.core.findings import changed
 from autoscaler.core.states import IntentState, next_state
 from autoscaler.core.world import BackOff, BackOffKey, Intent, LearnedKey
@@ -87,6 +88,8 @@ class MemoryJournal(Journal):
                 case Learn():
                     self._learned[finding.key] = finding.shape
                     self._record(now, f"{finding.pool}/{finding.type}", "learned", finding.shape.model_dump_json())
+                case Doubt():
+                    pass  # it changes no row
 
     def backoffs(self) -> dict[BackOffKey, BackOff]:
         return dict(self._backoffs)

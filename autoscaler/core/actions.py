@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 
+from autoscaler.core.doubts import Doubt
 from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import DemandItem, Intent, LearnedKey
@@ -148,6 +149,7 @@ class WaitKind(StrEnum):
     IDLE_PAID = "idle_paid"  # the started hour is paid
     HOLD = "hold"  # the pool grew, or was under pressure, a moment ago
     REPLACING = "replacing"  # another out-of-date node, or what is on its way, comes first
+    NOT_UNDERSTOOD = "not_understood"  # left out, so that the rest goes on; a person has to look at it
 
 
 @dataclass(frozen=True)
@@ -245,4 +247,4 @@ class Learn:
         return self.pool, self.type, self.spec
 
 
-Finding = Move | BootStarted | BootExtended | Adopt | Learn
+Finding = Move | BootStarted | BootExtended | Adopt | Learn | Doubt

@@ -31,6 +31,8 @@ DEPRECATED_SECONDS: Final = 30 * 86_400.0
 """An offer that was withdrawn comes back with new settings, not with time."""
 CLOSING_SECONDS: Final = 180.0
 """A pool closes no node for so long after a delete of it failed: what cannot be deleted is not to become more."""
+DOUBT_SECONDS: Final = 600.0
+"""For so long `sandboxes autoscaler status` shows what was left out, unless it is understood before."""
 RETRY_FIRST: Final = 2.0
 RETRY_MOST: Final = 60.0
 
@@ -48,6 +50,11 @@ def closing_key(pool: str) -> BackOffKey:
 def sweep_key(provider: str, thing: str) -> BackOffKey:
     """Return the key of something without a row whose delete was sent and has to have its time."""
     return BackOffKey(BackOffKind.SWEEP, provider, thing)
+
+
+def doubt_key(subject: str) -> BackOffKey:
+    """Return the key of something that is left out because it is not understood."""
+    return BackOffKey(BackOffKind.DOUBT, subject)
 
 
 def offer_keys(provider: str, offer: OfferKey) -> tuple[BackOffKey, ...]:
@@ -164,5 +171,6 @@ def describe(held: BackOff) -> str:
         BackOffKind.CLOCK: "for",
         BackOffKind.SWEEP: "its delete is not sent again for",
         BackOffKind.CLOSING: "nothing is closed for",
+        BackOffKind.DOUBT: "it is left out for",
     }.get(held.key.kind, "nothing is created for")
     return f"{what} {held.until - held.failed_at:.0f} s: {held.reason}"

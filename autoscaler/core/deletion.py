@@ -1,5 +1,7 @@
 """Deletes that no demand can stop: failed boots, lost and drained nodes, and orphans."""
 
+from functools import partial
+
 from autoscaler.core import backoff, naming
 from autoscaler.core.actions import Forget, Stop, Sweep, Wait, WaitKind
 from autoscaler.core.plan_builder import PlanBuilder
@@ -21,13 +23,17 @@ def delete_instances(draft: PlanBuilder) -> None:
     for intent in draft.world.intents:
         if intent.provider not in draft.world.listed:
             continue
-        match _verdict(draft, intent) or _stuck_drain(draft, intent, pools.get(intent.pool)):
+        match draft.attempt(intent.name, partial(_judge, draft, intent, pools.get(intent.pool)), intent.pool):
             case Stop() as stop:
                 draft.actions.append(stop)
                 if stop.boot_failed:
                     draft.failing.add(intent.pool)
             case Wait() as wait:
                 draft.waits.append(wait)
+
+
+def _judge(draft: PlanBuilder, intent: Intent, pool: PoolPolicy | None) -> Stop | Wait | None:
+    return _verdict(draft, intent) or _stuck_drain(draft, intent, pool)
 
 
 def _verdict(draft: PlanBuilder, intent: Intent) -> Stop | Wait | None:
@@ -111,14 +117,18 @@ def _stuck_drain(draft: PlanBuilder, intent: Intent, pool: PoolPolicy | None) ->
 def sweep_orphans(draft: PlanBuilder) -> None:
     """Delete instances of ours without an open row: old enough, seen twice, and without a node that works."""
     for provider in sorted(draft.world.listed):
-        _sweep_leftovers(draft, provider)
-        for instance in draft.world.orphans(provider):
-            if (wait := _wait_to_sweep(draft, provider, instance)) is not None:
-                draft.waits.append(wait)
-            elif instance.id in draft.world.orphans_before:
-                age = _age(draft, provider, instance)
-                reason = f"{instance.name} has had no row for {age:.0f} s"
-                draft.actions.append(Sweep(provider, instance.id, reason))
+        draft.attempt(f"provider {provider}", partial(_sweep, draft, provider))
+
+
+def _sweep(draft: PlanBuilder, provider: str) -> None:
+    _sweep_leftovers(draft, provider)
+    for instance in draft.world.orphans(provider):
+        if (wait := _wait_to_sweep(draft, provider, instance)) is not None:
+            draft.waits.append(wait)
+        elif instance.id in draft.world.orphans_before:
+            age = _age(draft, provider, instance)
+            reason = f"{instance.name} has had no row for {age:.0f} s"
+            draft.actions.append(Sweep(provider, instance.id, reason))
 
 
 def _wait_to_sweep(draft: PlanBuilder, provider: str, instance: Instance) -> Wait | None:

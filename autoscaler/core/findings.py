@@ -5,12 +5,14 @@ one that was started over an empty database knows no node, and if it were believ
 deleted before anybody could put the right database back.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from autoscaler.core import naming
 from autoscaler.core.actions import Adopt, BootExtended, BootStarted, Finding, Learn, Move, Wait, WaitKind
+from autoscaler.core.doubts import Doubt, unclear_amounts
 from autoscaler.core.pools import FleetPolicy, PoolPolicy
 from autoscaler.core.states import WITH_INSTANCE, WITH_NODE, IntentState, next_state
 from autoscaler.core.world import Intent, LearnedKey, NodeView, ProviderView, World, last_words
@@ -38,15 +40,13 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
     for intent in world.intents:
         if intent.provider not in world.listed:
             continue
-        found: Finding | None = _move(intent, world, now, lost)
-        if found is None and (pool := pools.get(intent.pool)) is not None:
-            found = _started(intent, pool, world, now) or _extended(intent, pool, world, now)
-        if found is not None:
-            findings.append(found)
+        rule = partial(_of_row, intent, pools.get(intent.pool), world, now, lost)
+        findings += _attempt(intent.name, intent.pool, rule)
     for pool in policy.pools:
-        findings += _adoptions(world, pool, now)
+        findings += _attempt(f"pool {pool.name}", pool.name, partial(_adoptions, world, pool, now))
     # From the rows as they will be: what a node lacks must not be bought again in the very tick that shows it.
-    findings += _lessons(applied(world, tuple(findings), now), pools)
+    settled = applied(world, tuple(findings), now)
+    findings += _attempt("what nodes have", None, partial(_lessons, settled, pools))
     return tuple(findings)
 
 
@@ -56,7 +56,7 @@ def settle(world: World, policy: FleetPolicy, now: float) -> tuple[Finding, ...]
 def applied(world: World, findings: tuple[Finding, ...], now: float) -> World:
     """Return the world with its rows changed as found."""
     intents = {intent.operation_id: intent for intent in world.intents}
-    learned = dict(world.learned)
+    learned, doubts = dict(world.learned), list(world.doubts)
     for finding in findings:
         match finding:
             case Move() | BootStarted() | BootExtended():
@@ -65,8 +65,10 @@ def applied(world: World, findings: tuple[Finding, ...], now: float) -> World:
                 intents[finding.intent.operation_id] = finding.intent
             case Learn():
                 learned[finding.key] = finding.shape
+            case Doubt():
+                doubts.append(finding)
     kept = tuple(intent for intent in intents.values() if intent.state is not S.GONE)
-    return replace(world, intents=kept, learned=learned)
+    return replace(world, intents=kept, learned=learned, doubts=tuple(doubts))
 
 
 def changed(intent: Intent, finding: Move | BootStarted | BootExtended, now: float) -> Intent:
@@ -92,6 +94,24 @@ def changed(intent: Intent, finding: Move | BootStarted | BootExtended, now: flo
 
 
 # -- one row ----------------------------------------------------------------------------------------------------------
+
+
+def _attempt(subject: str, pool: str | None, rule: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return what a rule finds about one thing, or a doubt: whatever breaks it must not hide what the others prove."""
+    try:
+        return list(rule())
+    except Exception as error:  # noqa: BLE001 - see above
+        return [Doubt.of(subject, error, pool)]
+
+
+def _of_row(
+    intent: Intent, pool: PoolPolicy | None, world: World, now: float, lost: frozenset[str]
+) -> Iterator[Finding]:
+    found: Finding | None = _move(intent, world, now, lost)
+    if found is None and pool is not None:
+        found = _started(intent, pool, world, now) or _extended(intent, pool, world, now)
+    if found is not None:
+        yield found
 
 
 def _move(intent: Intent, world: World, now: float, lost: frozenset[str]) -> Move | None:
@@ -271,6 +291,8 @@ def _lessons(world: World, pools: dict[str, PoolPolicy]) -> Iterator[Learn]:
         node, pool = world.nodes_by_instance.get(intent.name), pools.get(intent.pool)
         if node is None or pool is None or intent.state not in WITH_NODE or intent.base != pool.spec:
             continue
+        if unclear_amounts(node.total) is not None:
+            continue  # the plan tells it
         key = (intent.pool, intent.type, pool.spec)
         least = seen.get(key)
         if least is None or node.total.memory_mb < least.total.memory_mb:

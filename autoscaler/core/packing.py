@@ -72,8 +72,9 @@ class Bin:
         free = self.free
         count = most
         for want, have in zip(need, free, strict=True):
-            if want > 0:
-                count = min(count, math.floor((have + SLACK) / want))
+            # The least of what is wanted may be so small that the quotient has no whole number.
+            if want > 0 and (room := (have + SLACK) / want) < count:
+                count = math.floor(room)
         if count <= 0:
             return 0
         self.free = (
@@ -111,7 +112,7 @@ def grouped(waiting: Iterable[DemandItem]) -> list[Group]:
 
 def largest_first(groups: Iterable[Group], largest: Vector) -> list[Group]:
     """Sort by the greatest share that each takes of any resource of the largest bin; those with gpus come first."""
-    cpus, memory, disk, gpus, slots = (1 / have if have else _BEYOND for have in largest)
+    cpus, memory, disk, gpus, slots = (1 / have if have > SLACK else _BEYOND for have in largest)
 
     def dominant(group: Group) -> tuple[bool, float, Vector]:
         need = group.need

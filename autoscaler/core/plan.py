@@ -1,10 +1,15 @@
-"""One plan, from start to end; and `fallback`, which stands in for a boot that was refused."""
+"""One plan, from start to end; and `fallback`, which stands in for a boot that was refused.
+
+What one rule cannot make sense of (`PlanBuilder.attempt`) is left out, told, and stops nothing else.
+"""
+
+from functools import partial
 
 from autoscaler.core import deletion, drift, purchase, scale_down, scale_up
 from autoscaler.core.actions import Boot, Plan, Retry, Wait, WaitKind
 from autoscaler.core.findings import amnesia_warning
 from autoscaler.core.packing import grouped
-from autoscaler.core.plan_builder import PlanBuilder
+from autoscaler.core.plan_builder import EVERY_POOL, PlanBuilder
 from autoscaler.core.pools import FleetPolicy
 from autoscaler.core.states import IntentState
 from autoscaler.core.world import Intent, World
@@ -35,16 +40,19 @@ def plan(world: World, policy: FleetPolicy, now: float) -> Plan:
 
     # Room for the demand: what is on its way first, then new boots.
     _repeat_creates(draft)
-    outdated = {pool.name: drift.outdated(draft, pool) for pool in policy.pools}
-    scale_up.grow(draft, outdated)
+    outdated = {
+        pool.name: draft.attempt(f"pool {pool.name}", partial(drift.outdated, draft, pool), pool.name) or {}
+        for pool in policy.pools
+    }
+    draft.attempt("demand", partial(scale_up.grow, draft, outdated), EVERY_POOL)
     if scale_up.age_of_burst(draft) is not None:
         return draft.finish()
 
     # Nodes that are out of date, and nodes too many.
     for pool in policy.pools:
         if pool.provider in world.listed:
-            drift.replace_outdated(draft, pool, outdated[pool.name])
-            scale_down.close_idle(draft, pool, outdated[pool.name])
+            for rule in (drift.replace_outdated, scale_down.close_idle):
+                draft.attempt(f"pool {pool.name}", partial(rule, draft, pool, outdated[pool.name]), pool.name)
     return draft.finish()
 
 
@@ -72,7 +80,11 @@ def fallback(world: World, policy: FleetPolicy, now: float, refused: Boot) -> Pl
 def _report_blind_spots(draft: PlanBuilder) -> None:
     """Record what this plan concludes and changes nothing about."""
     world = draft.world
+    for doubt in world.doubts:
+        draft.doubt(doubt)
     for name, view in sorted(world.providers.items()):
+        for doubt in view.doubts:
+            draft.doubt(doubt)
         if view.instances is None and not view.is_resting:
             why = f"it cannot be listed, so nothing is changed there: {view.problem}"
             draft.wait(f"provider {name}", WaitKind.BLIND_PROVIDER, why)
@@ -102,11 +114,15 @@ def _repeat_creates(draft: PlanBuilder) -> None:
         if intent.state not in (S.PLANNED, S.CALLING) or intent.pool not in pools:
             continue
         if intent.provider in draft.world.listed:
-            if (wait := _wait_to_create(draft, intent)) is not None:
-                draft.waits.append(wait)
-            else:
-                reason = "the outcome of its last create is not known" if intent.attempts else "planned"
-                draft.actions.append(Retry(intent.operation_id, reason))
+            draft.attempt(intent.name, partial(_repeat_create, draft, intent), intent.pool)
+
+
+def _repeat_create(draft: PlanBuilder, intent: Intent) -> None:
+    if (wait := _wait_to_create(draft, intent)) is not None:
+        draft.waits.append(wait)
+    else:
+        reason = "the outcome of its last create is not known" if intent.attempts else "planned"
+        draft.actions.append(Retry(intent.operation_id, reason))
 
 
 def _wait_to_create(draft: PlanBuilder, intent: Intent) -> Wait | None:

@@ -1,20 +1,25 @@
 """The builder of one plan: what its rules share, and what they have decided so far."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Final, TypeGuard, TypeVar
 
 from autoscaler.core import cost
 from autoscaler.core.actions import Action, BootRefusal, CancelDrain, Drain, Plan, RefusalKind, Stop, Wait, WaitKind
+from autoscaler.core.doubts import MOST, Doubt, unclear_amounts
 from autoscaler.core.offers import PoolOffer, expected_shape, pool_offers
 from autoscaler.core.packing import Bin, Vector, vector
 from autoscaler.core.pools import FleetPolicy, OfferKey, PoolPolicy
 from autoscaler.core.states import KEPT, STARTING, IntentState
-from autoscaler.core.world import Intent, NodeView, World
+from autoscaler.core.world import DemandItem, Intent, NodeView, World
 from gateway.wire.states import NodeState
 
 S = IntentState
+EVERY_POOL: Final = "*"
+"""In the place of a pool's name; no pool can have it."""
+T = TypeVar("T")
 
 
 class PlanBuilder:
@@ -44,7 +49,11 @@ class PlanBuilder:
         self._rows: defaultdict[str, list[Intent]] = defaultdict(list)
         for intent in world.intents:
             self._rows[intent.pool].append(intent)
-        self._offers = {pool.name: pool_offers(world, pool, now) for pool in policy.pools}
+        self._doubted: set[str] = set()
+        self._offers = {
+            pool.name: self.attempt(f"pool {pool.name}", partial(pool_offers, world, pool, now), pool.name) or ()
+            for pool in policy.pools
+        }
         self._bills: dict[str | None, tuple[Decimal | None, Decimal]] = {}
         self._engines: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
         self._expected: dict[str, dict[OfferKey, Vector]] = {}
@@ -54,10 +63,77 @@ class PlanBuilder:
         self.waits.append(Wait(subject, kind, reason))
 
     def finish(self) -> Plan:
-        """Return the plan.  What it opens again it does not delete."""
+        """Return the plan.  What it opens again it does not delete, and what is doubted it does not scale down."""
         kept = {action.operation_id for action in self.actions if isinstance(action, CancelDrain)}
-        actions = (each for each in self.actions if not (isinstance(each, Stop) and each.operation_id in kept))
+        pools = self._rows.keys() if EVERY_POOL in self._doubted else self._doubted
+        doubted = {intent.operation_id for pool in pools for intent in self._rows.get(pool, ())}
+        actions = (
+            each
+            for each in self.actions
+            if not (isinstance(each, Stop) and each.operation_id in kept)
+            and not (_is_scale_down(each) and each.operation_id in doubted)
+        )
         return Plan(tuple(actions), tuple(self.waits))
+
+    # -- doubts -------------------------------------------------------------------------------------------------------
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Record what is left out of this plan; its pool is not scaled down."""
+        self.wait(doubt.subject, WaitKind.NOT_UNDERSTOOD, doubt.reason)
+        if doubt.pool is not None:
+            self._doubted.add(doubt.pool)
+
+    def attempt(self, subject: str, rule: Callable[[], T], pool: str | None = None) -> T | None:
+        """Return what a rule makes of one thing; one that breaks is left out of this plan, and the others go on.
+
+        Args:
+            subject: what the rule is about.
+            rule: decides.
+            pool: not scaled down where the rule breaks; may be `EVERY_POOL`.
+        """
+        try:
+            return rule()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not stop the fleet
+            self.doubt(Doubt.of(subject, error, pool))
+            return None
+
+    @cached_property
+    def waiting(self) -> tuple[DemandItem, ...]:
+        """What wants room and can be understood."""
+        return tuple(self._clear_wishes())
+
+    @cached_property
+    def nodes(self) -> tuple[NodeView, ...]:
+        """The nodes whose room can be counted with."""
+        return tuple(self._clear_nodes())
+
+    def _clear_wishes(self) -> Iterator[DemandItem]:
+        problems: list[str] = []
+        for item in self.world.waiting:
+            try:
+                problem = unclear_amounts(item.shape)
+                if problem is None and not 0 < item.count <= MOST:
+                    problem = f"there cannot be {item.count!r} of it"
+            except Exception as error:  # noqa: BLE001 - as in `attempt`, which is too slow for every waiting sandbox
+                problem = f"{type(error).__name__}: {error}"
+            if problem is None:
+                yield item
+            else:
+                problems.append(problem)
+        if problems:
+            why = f"{len(problems)} wishes are not understood and left out; of the first, {problems[0]}"
+            self.doubt(Doubt("demand", why))
+
+    def _clear_nodes(self) -> Iterator[NodeView]:
+        for node in self.world.nodes_by_instance.values():
+            known = len(self.waits)
+            subject = f"node {node.id}"
+            for shape in (node.total, node.reserved):
+                problem = self.attempt(subject, partial(unclear_amounts, shape), node.pool)
+                if problem is not None:
+                    self.doubt(Doubt(subject, f"it is not understood and counts for nothing: {problem}", node.pool))
+            if len(self.waits) == known:
+                yield node
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -136,7 +212,7 @@ class PlanBuilder:
         builders = {pool.name for pool in self.policy.pools if not pool.hosts_sandboxes}
         return {
             node.instance: free_room(node)
-            for node in self.world.nodes_by_instance.values()
+            for node in self.nodes
             if node.state is NodeState.READY and node.instance not in not_ready and node.pool not in builders
         }
 
@@ -166,14 +242,20 @@ class PlanBuilder:
         """Return what an instance on its way will have, though its offer may not be bought any more."""
         if pool.name not in self._expected:
             view = self.world.providers.get(pool.provider)
-            self._expected[pool.name] = {
-                OfferKey(offer.type, offer.location): vector(expected_shape(self.world, pool, offer))
-                for offer in (view.offers if view is not None else ())
-            }
+            self._expected[pool.name] = {}
+            for offer in view.offers if view is not None else ():
+                shape = self.attempt(f"pool {pool.name}", partial(expected_shape, self.world, pool, offer), pool.name)
+                if shape is not None:
+                    self._expected[pool.name][OfferKey(offer.type, offer.location)] = vector(shape)
         if (room := self._expected[pool.name].get(intent.offer)) is not None:
             return room
         seen = self.world.learned.get((pool.name, intent.type, pool.spec))
         return vector(seen) if seen is not None else None
+
+
+def _is_scale_down(action: Action) -> TypeGuard[Drain | Stop]:
+    """Return whether an action lets go of room; what has failed is deleted in any case."""
+    return isinstance(action, Drain) or (isinstance(action, Stop) and action.drained)
 
 
 def free_room(node: NodeView) -> Bin:

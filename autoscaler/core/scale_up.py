@@ -1,6 +1,7 @@
 """Scale up: boots for demand, warm floors, builders, pressure and the minimum, once the room that is there is used."""
 
 from collections import Counter
+from functools import partial
 
 from autoscaler.core.actions import BootRefusal, CancelDrain, Drain, RefusalKind, WaitKind
 from autoscaler.core.packing import Group, Vector, fits, grouped, largest, largest_first, pack
@@ -27,12 +28,13 @@ def grow(draft: PlanBuilder, outdated: dict[str, dict[str, str]]) -> None:
     """
     _share_out_builders(draft)
     ready, coming = list(draft.ready_bins.values()), draft.coming_bins()
-    unplaced = pack(largest_first(grouped(draft.world.waiting), _largest_node(draft)), ready)
+    unplaced = pack(largest_first(grouped(draft.waiting), _largest_node(draft)), ready)
     unplaced = _reopen(draft, unplaced, outdated)
     unplaced = pack(unplaced, coming)
     cold = pack(_warm_floors(draft), [*ready, *coming])
 
-    _boot_minimum(draft)
+    for pool in draft.policy.pools:
+        draft.attempt(f"pool {pool.name}", partial(_boot_minimum, draft, pool), pool.name)
     age = age_of_burst(draft)
     if age is not None and unplaced:
         why = f"the oldest has waited {age:.0f} s; a burst is awaited until {draft.policy.young_seconds:.0f} s"
@@ -41,13 +43,13 @@ def grow(draft: PlanBuilder, outdated: dict[str, dict[str, str]]) -> None:
         _boot_for(draft, unplaced, "nothing has room for {}")
     _boot_for(draft, cold, "the warm floor lacks room for {}")
     for pool in draft.policy.pools:
-        _relieve_pressure(draft, pool)
+        draft.attempt(f"pool {pool.name}", partial(_relieve_pressure, draft, pool), pool.name)
 
 
 def age_of_burst(draft: PlanBuilder) -> float | None:
     """Return the age of the oldest waiting sandbox while all of them are young: a burst may still be coming in."""
-    since = [item.since for item in draft.world.waiting if item.since is not None]
-    if not since or draft.policy.young_seconds <= 0 or any(item.since is None for item in draft.world.waiting):
+    since = [item.since for item in draft.waiting if item.since is not None]
+    if not since or draft.policy.young_seconds <= 0 or any(item.since is None for item in draft.waiting):
         return None
     oldest = max(0.0, draft.now - min(since))
     return oldest if oldest < draft.policy.young_seconds else None
@@ -76,7 +78,12 @@ def _reopen(draft: PlanBuilder, unplaced: list[Group], outdated: dict[str, dict[
         if (node := draft.world.node_of(intent)) is not None and node.state in (NodeState.READY, NodeState.DRAINING)
     ]
     leaving = {i.name for pool, i, _ in closed if i.cause == DRIFT and i.operation_id in outdated[pool.name]}
-    rooms = {i.name: free_room(node) for pool, i, node in closed if pool.hosts_sandboxes and i.name not in leaving}
+    clear = {node.id for node in draft.nodes}
+    rooms = {
+        intent.name: free_room(node)
+        for pool, intent, node in closed
+        if pool.hosts_sandboxes and intent.name not in leaving and node.id in clear
+    }
     unplaced = pack(unplaced, list(rooms.values()))
     for pool, intent, node in closed:
         fitting = rooms[intent.name].taken if intent.name in rooms else 0
@@ -115,11 +122,10 @@ def _share_out_builders(draft: PlanBuilder) -> None:
         draft.wait("builders", WaitKind.BUILDERS_SHORT, f"{left} more are wanted, but {lack}")
 
 
-def _boot_minimum(draft: PlanBuilder) -> None:
-    for pool in draft.policy.pools:
-        for _ in range(max(0, draft.floor(pool) - draft.kept(pool))):
-            if boot(draft, pool, None, _reason_for_floor(draft, pool)) is not None:
-                break
+def _boot_minimum(draft: PlanBuilder, pool: PoolPolicy) -> None:
+    for _ in range(max(0, draft.floor(pool) - draft.kept(pool))):
+        if boot(draft, pool, None, _reason_for_floor(draft, pool)) is not None:
+            break
 
 
 def _reason_for_floor(draft: PlanBuilder, pool: PoolPolicy) -> str:
@@ -160,31 +166,49 @@ def _relieve_pressure(draft: PlanBuilder, pool: PoolPolicy) -> None:
 
 def _boot_for(draft: PlanBuilder, unplaced: list[Group], why: str) -> None:
     """Boot nodes for what found no room; wait with one reason for each kind of refusal, not one for each sandbox."""
-    refused: Counter[tuple[str, BootRefusal]] = Counter()
-    sizes = list(dict.fromkeys(offer.room for pool in draft.policy.pools for offer in draft.offers(pool)))
-    known: dict[tuple[object, ...], tuple[str, BootRefusal]] = {}  # while nothing more is booted, equal questions
-    most = largest(new.free for _, _, new in draft.booted)
+    buying = _Buying(draft, why)
     for group in unplaced:
-        count = group.count
-        if fits(group.need, most):
-            for _, _, new in draft.booted:
-                if count and fits(group.need, new.free) and new.welcomes(group.item):
-                    count -= new.put(group.need, count)
+        draft.attempt("demand", partial(buying.serve, group))
+    for (subject, refusal), number in sorted(buying.refused.items(), key=lambda each: (each[0][0], each[0][1].text)):
+        draft.wait(subject, refusal.kind, f"{refusal.text} ({number} waiting)")
+
+
+class _Buying:
+    """Nodes for groups, one after the other; what has been booted is filled first.
+
+    Attributes:
+        refused: how many found nothing, by the pool that came closest and why.
+    """
+
+    def __init__(self, draft: PlanBuilder, why: str) -> None:
+        self._draft = draft
+        self._why = why
+        self.refused: Counter[tuple[str, BootRefusal]] = Counter()
+        self._sizes = list(dict.fromkeys(offer.room for pool in draft.policy.pools for offer in draft.offers(pool)))
+        # While nothing more is booted, equal questions have equal answers.
+        self._known: dict[tuple[object, ...], tuple[str, BootRefusal]] = {}
+        self._most = largest(new.free for _, _, new in draft.booted)
+
+    def serve(self, group: Group) -> None:
+        """Find room for a group in what is booted, and boot more while that helps."""
+        booted, need, count = self._draft.booted, group.need, group.count
+        if fits(need, self._most):
+            for _, _, new in booted:
+                if count and fits(need, new.free) and new.welcomes(group.item):
+                    count -= new.put(need, count)
         item = group.item
-        alike = (item.runtime, item.isolation, item.pool, group.need[3] > 0, *[fits(group.need, s) for s in sizes])
+        alike = (item.runtime, item.isolation, item.pool, need[3] > 0, *[fits(need, size) for size in self._sizes])
         while count:
-            problem = known.get(alike) or _boot_for_one(draft, group, why)
+            problem = self._known.get(alike) or _boot_for_one(self._draft, group, self._why)
             if problem is not None:
                 if problem[1].kind is not RefusalKind.UNFIT:  # which names the shape
-                    known[alike] = problem
-                refused[problem] += count
+                    self._known[alike] = problem
+                self.refused[problem] += count
                 break
-            known.clear()
-            count -= draft.booted[-1][2].put(group.need, count)
+            self._known.clear()
+            count -= booted[-1][2].put(need, count)
         if count != group.count:
-            most = largest(new.free for _, _, new in draft.booted)
-    for (subject, refusal), number in sorted(refused.items(), key=lambda each: (each[0][0], each[0][1].text)):
-        draft.wait(subject, refusal.kind, f"{refusal.text} ({number} waiting)")
+            self._most = largest(new.free for _, _, new in booted)
 
 
 def _boot_for_one(draft: PlanBuilder, group: Group, why: str) -> tuple[str, BootRefusal] | None:

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Final
 
 from autoscaler.core import naming
+from autoscaler.core.doubts import Doubt
 from autoscaler.core.pools import OfferKey
 from autoscaler.core.states import IntentState
 from gateway.wire.capacity import Demand
@@ -94,6 +95,7 @@ class BackOffKind(StrEnum):
     CLOSING = "closing"  # the scale-down of one pool
     SWEEP = "sweep"  # the delete of one thing that has no row
     CLOCK = "clock"  # every conclusion from an age
+    DOUBT = "doubt"  # the use of what cannot be understood
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class BackOffKey:
                 return f"delete of {self.item} at {self.owner}"
             case BackOffKind.CLOCK:
                 return "clock"
+            case BackOffKind.DOUBT:
+                return self.owner
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,8 @@ class ProviderView:
     """Why it is blind."""
     is_resting: bool = False
     """It is blind only because it was listed a moment ago."""
+    doubts: tuple[Doubt, ...] = ()
+    """What it answered and cannot be understood, and is left out."""
 
 
 class InstanceIndex:
@@ -311,6 +317,8 @@ class World:
     """Operations whose node the gateway did not know at the last look, with the seconds for which that had lasted."""
     leftovers_before: frozenset[str] = frozenset()
     """Side resources that have been left over for longer than `FleetPolicy.orphan_seconds`."""
+    doubts: tuple[Doubt, ...] = ()
+    """What the findings left out because it could not be understood."""
 
     @cached_property
     def listed(self) -> Mapping[str, InstanceIndex]:

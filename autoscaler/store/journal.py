@@ -10,6 +10,7 @@ from sqlmodel import Session, col, select
 
 from autoscaler.core import backoff, cost
 from autoscaler.core.actions import Adopt, BootExtended, BootStarted, Finding, Learn, Move
+from autoscaler.core.doubts import Doubt
 from autoscaler.core.findings import changed
 from autoscaler.core.states import IntentState, next_state
 from autoscaler.core.world import BackOff, BackOffKey, BackOffKind, Intent, LearnedKey
@@ -140,6 +141,8 @@ class Journal:
                         row_of = LearnedRow(pool=finding.pool, type=finding.type, spec=finding.spec, shape=shape)
                         session.merge(row_of)
                         session.add(_event(now, f"{finding.pool}/{finding.type}", "learned", shape))
+                    case Doubt():
+                        pass  # it changes no row; the reconciler tells it
 
     # -- back-offs and learned shapes ---------------------------------------------------------------------------------
 
