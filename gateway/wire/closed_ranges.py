@@ -1,6 +1,6 @@
 """Addresses that nothing a client asks for may reach: neither a sandbox's traffic nor the pull of its image.
 
-What is closed by default is IANA's two special-purpose registries as a whole (read on 2025-10-09), multicast, and one
+What is closed by default is IANA's two special-purpose registries as a whole, multicast, and one
 address of a metadata service outside them:
 
 * https://www.iana.org/assignments/iana-ipv4-special-registry
