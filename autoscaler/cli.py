@@ -15,6 +15,7 @@ import click
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from autoscaler import describe, main
 from autoscaler.clock import DaemonClock
@@ -26,6 +27,7 @@ from autoscaler.settings import AutoscalerSettings, PoolSettings
 from autoscaler.user_data import ucloud_init_script
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.system import Check, Verdict
+from gateway.wire.text import printable
 from providers import registry
 
 WIDE: Final = 200
@@ -201,7 +203,7 @@ def _show_market(market: Mapping[str, describe.PoolMarket]) -> None:
     _show(("pool", "may buy", "CPUs", "memory MiB", "disk MiB", "GPUs", "€/h", "available"), rows)
     for pool, found in market.items():
         if found.problem:
-            typer.echo(f"pool {pool}: {found.problem}")
+            typer.echo(printable(f"pool {pool}: {found.problem}"))
 
 
 def _capped(euros: Decimal | None, cap: Decimal | None) -> str:
@@ -298,6 +300,6 @@ def _show(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str = ""
         return
     table = Table(*columns, box=None, pad_edge=False)
     for row in listed:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     # A file or a pipe has no width to fit.
     Console(width=None if sys.stdout.isatty() else WIDE, markup=False).print(table)

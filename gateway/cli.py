@@ -28,6 +28,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MAX_TOKEN_TTL
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
+from gateway.wire.text import printable
 from gateway.wire.tokens import RequestedScope, TokenCreated, TokenRecord, TokenRequest, TokenScope
 
 if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
@@ -152,7 +153,7 @@ def create_token(
         made: TokenCreated = (
             gateway.create_token(request) if gateway else _made_offline(load_settings(config, state_dir), request)
         )
-    typer.echo(made.model_dump_json(indent=2) if as_json else made.token)
+    typer.echo(json.dumps(made.model_dump(mode="json"), indent=2) if as_json else printable(made.token))
 
 
 @token_app.command("ls")
@@ -181,7 +182,7 @@ def list_tokens(
         expires = "revoked" if record.revoked_at else f"{record.expires_at:%F %R}" if record.expires_at else "never"
         # As Text, so that brackets in names are not taken for markup.
         cells = (record.tenant, record.scope.value, f"{record.created_at:%F %R}", expires)
-        table.add_row(record.id, Text(record.name), *cells)
+        table.add_row(printable(record.id), Text(printable(record.name)), *(printable(cell) for cell in cells))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table)
 
 
@@ -200,7 +201,8 @@ def revoke_token(
         record: TokenRecord = (
             gateway.revoke_token(token_id) if gateway else _revoked_offline(load_settings(config, state_dir), token_id)
         )
-    typer.echo(record.model_dump_json(indent=2) if as_json else f"revoked {record.id} ({record.name})")
+    shown = f"revoked {record.id} ({record.name})"
+    typer.echo(json.dumps(record.model_dump(mode="json"), indent=2) if as_json else printable(shown))
 
 
 def load_settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
@@ -332,4 +334,4 @@ def gateway_errors() -> Iterator[None]:
     except (GatewayError, GatewayUnreachableError) as error:
         denied = isinstance(error, GatewayError) and error.code in {ErrorCode.FORBIDDEN, ErrorCode.UNAUTHORIZED}
         hint = "; name a file with an operator's token with --token-file" if denied else ""
-        raise click.ClickException(f"{error}{hint}") from error
+        raise click.ClickException(printable(f"{error}{hint}")) from error

@@ -21,6 +21,7 @@ from gateway.wire import limits
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
+from gateway.wire.text import printable
 
 app = typer.Typer()
 policy_app = typer.Typer(no_args_is_help=True)
@@ -92,7 +93,7 @@ def show_policy(
         listing.add_column(column, no_wrap=column == "KEY", overflow="fold")
     for name, table in tables.items():
         for key, value in table.model_dump(mode="json").items():
-            listing.add_row(f"{name}.{key}", Text(_text(value)), Text(table.where(key)))
+            listing.add_row(f"{name}.{key}", Text(printable(_text(value))), Text(printable(table.where(key))))
     Console(width=None if sys.stdout.isatty() else WIDE).print(listing)
     others = [name for name in policies.tenants if name != tenant]
     if others:
@@ -139,7 +140,7 @@ def _print(tenant: str, path: Path | None, found: list[Violation]) -> None:
         return
     typer.echo(f"refused: clients of tenant {tenant} may not create this sandbox, by {source}")
     for violation in found:
-        typer.echo(f"  {violation.field}: {violation.problem}")
+        typer.echo(printable(f"  {violation.field}: {violation.problem}"))
 
 
 def _print_json(tenant: str, path: Path | None, found: list[Violation], ttl_seconds: int | None) -> None:

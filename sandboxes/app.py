@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from gateway.wire.system import DISTRIBUTION, PACKAGES, installed_version
+from gateway.wire.text import printable
 
 ENTRY_POINTS: Final = "sandbox_fleet.commands"
 
@@ -124,10 +125,10 @@ def run(arguments: list[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0] in PACKAGES:
             raise  # a package of ours that lacks a module is broken, and shows where
         words = sys.argv[1:] if arguments is None else arguments
-        print(f"error: {_missing_package(error.name, words)}", file=sys.stderr)  # noqa: T201 - as below
+        print(printable(f"error: {_missing_package(error.name, words)}"), file=sys.stderr)  # noqa: T201 - output.py may lack its own
         return 1
     except click.ClickException as error:
-        print(f"error: {error.format_message()}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+        print(printable(f"error: {error.format_message()}", lines=True), file=sys.stderr)  # noqa: T201 - as above
         return error.exit_code
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

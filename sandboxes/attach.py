@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 
 from gateway.wire.states import ExecStatus
 from sandboxes.errors import ServiceFailedError
+from sandboxes.output import complain
 from ucloud_sandboxes_sdk import (
     ExecHandle,
     SandboxApiError,
@@ -57,7 +58,7 @@ class _Input:
         try:
             self._client.signal_exec(self._session_id, signal.SIGKILL)
         except SandboxApiError as error:
-            print(f"error: {self._session_id} goes on without its input: {error}", file=sys.stderr)  # noqa: T201
+            complain(f"error: {self._session_id} goes on without its input: {error}")
 
 
 def follow(handle: ExecHandle, *, stdin: bool, pass_interrupt: bool = True) -> int:
@@ -98,12 +99,12 @@ def exit_code(session: SandboxExecSession) -> int:
         ServiceFailedError: the session has none.
     """
     if session.get("timed_out"):
-        print("error: the command was killed by its timeout", file=sys.stderr)  # noqa: T201
+        complain("error: the command was killed by its timeout")
     elif session.get("error"):
-        print(f"error: {session['error']}", file=sys.stderr)  # noqa: T201
+        complain(f"error: {session['error']}")
     if session.get("truncated"):
         total = f"{session.get('stdout_bytes')} bytes on stdout, {session.get('stderr_bytes')} on stderr"
-        print(f"warning: the output was cut; in full it had {total}", file=sys.stderr)  # noqa: T201
+        complain(f"warning: the output was cut; in full it had {total}")
     code = session.get("exit_code")
     if not isinstance(code, int):
         raise ServiceFailedError(f"the command's outcome is not known (session {session['id']})")

@@ -37,6 +37,7 @@ from providers.base import (
     Ref,
     SettingsError,
 )
+from sandboxes import output
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ def ucloud(
         sent = SentOrder(config.with_name(f"{config.name}.sent"))
         if delete:
             _end_all(provider, sent, within)
-            typer.echo(json.dumps({"deployment": own, "phase": Phase.GONE.value}))
+            output.line(json.dumps({"deployment": own, "phase": Phase.GONE.value}))
             return
         if not product:
             raise click.UsageError("--product: name the product of the machine")
@@ -84,7 +85,7 @@ def ucloud(
         made = Ordering(provider, sent, _report).place(order(own, generation, product, location, image), within)
         found = _await_running(provider, made, max(0.0, end - time.monotonic()))
         access = provider.connect(found)
-    typer.echo(json.dumps(_as_json(found) | {"ssh": f"{access.user}@{access.host}:{access.port}" if access else None}))
+    output.line(json.dumps(_as_json(found) | {"ssh": f"{access.user}@{access.host}:{access.port}" if access else None}))
 
 
 def _read(config: Path, provider: str) -> tuple[str, Mapping[str, object]]:
@@ -111,8 +112,8 @@ def _provider_errors() -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-def _report(line: str) -> None:
-    typer.echo(line, err=True)
+def _report(text: str) -> None:
+    output.complain(text)
 
 
 def _as_json(instance: Instance) -> dict[str, object]:

@@ -102,7 +102,7 @@ def run(
             options: ExecOptions = {"timeout_seconds": timeout}
             code = _execute(sandbox, command, stdin=False, as_json=as_json, pass_interrupt=False, **options)
     if keep:
-        print(f"sandbox {spec.id} stays; delete it with: sandboxes rm {spec.id}", file=sys.stderr)  # noqa: T201
+        output.complain(f"sandbox {spec.id} stays; delete it with: sandboxes rm {spec.id}")
     raise typer.Exit(code)
 
 
@@ -158,7 +158,7 @@ def _delete(client: SandboxClient, sandbox_id: str) -> None:
     except SandboxApiError as error:
         # The command's own outcome is what the caller is waiting for.
         message = f"warning: sandbox {sandbox_id} is deleted after {IDLE_SECONDS} idle seconds, not now: {error}"
-        print(message, file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+        output.complain(message)
 
 
 def exec_(

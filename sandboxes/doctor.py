@@ -3,22 +3,20 @@
 The rows come from the entry-point group `CHECKS`: every installed role checks what it needs itself.
 """
 
-import json
-import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gateway.wire.system import Check, Verdict
+from gateway.wire.text import printable
+from sandboxes import output
 
 CHECKS: Final = "sandbox_fleet.checks"
 STYLES: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.ERROR: "bold red"}
-WIDE: Final = 200
 
 app = typer.Typer()
 
@@ -61,8 +59,9 @@ def table(rows: Iterable[Check]) -> Table:
     for _ in range(3):
         shown.add_column(overflow="fold")
     for row in rows:
-        cure = Text(f"\n→ {row.cure}", style="bold") if row.cure else Text()
-        shown.add_row(Text(row.verdict.value, style=STYLES[row.verdict]), Text(row.name), Text(row.found) + cure)
+        cure = Text(f"\n→ {printable(row.cure)}", style="bold") if row.cure else Text()
+        found = Text(printable(row.found, lines=True))
+        shown.add_row(Text(row.verdict.value, style=STYLES[row.verdict]), Text(row.name), found + cure)
     return shown
 
 
@@ -76,9 +75,8 @@ def doctor(
     """
     rows = collect()
     if as_json:
-        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=2))
+        output.print_json([row.model_dump(mode="json") for row in rows])
     else:
-        # A file or a pipe has no width to fit into.
-        Console(width=None if sys.stdout.isatty() else WIDE).print(table(rows))
+        output.show(table(rows))
     if any(row.verdict is Verdict.ERROR for row in rows):
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from gateway.client import GatewayError, GatewayUnreachableError
+from gateway.wire.text import printable
 from ucloud_sandboxes_sdk import AuthenticationError, SandboxApiError, TransportError
 from ucloud_sandboxes_sdk.client import TOKEN_VARIABLE, URL_VARIABLE
 
@@ -45,10 +46,10 @@ def client_errors(failure: type[click.ClickException] = click.ClickException) ->
             raise  # it has a code of its own, as wrong usage has
         raise failure(error.message) from error
     except AuthenticationError as error:
-        raise failure(f"{error} (token from --token-file or {TOKEN_VARIABLE})") from error
+        raise failure(printable(f"{error} (token from --token-file or {TOKEN_VARIABLE})")) from error
     except (SandboxApiError, GatewayError, GatewayUnreachableError) as error:
         hint = f"; is the service running, and is {URL_VARIABLE} (or --url) its URL?" if never_sent(error) else ""
-        raise failure(f"{error}{hint}") from error
+        raise failure(printable(f"{error}{hint}")) from error  # one line, whatever the service wrote
     except OSError as error:
         raise failure(os_error_text(error)) from error
     except ValueError as error:

@@ -1,6 +1,5 @@
 """Client commands about whole sandboxes (ls, rm, pause, resume, restart), nodes, and capacity."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -50,7 +49,7 @@ def ls(
         output.print_json(records)
     elif quiet:
         for record in records:
-            typer.echo(record["id"])
+            output.line(record["id"])
     else:
         output.show(output.sandbox_table(records))
 
@@ -114,10 +113,10 @@ def _each(
             with waiting(f"{doing} {sandbox_id}"):
                 done.append(act(client, sandbox_id))
         except SandboxApiError as error:
-            print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+            output.complain(f"error: {error}")
             continue
         if not as_json:
-            typer.echo(f"{sandbox_id}  {done[-1].get('state')}")
+            output.line(f"{sandbox_id}  {done[-1].get('state')}")
     if as_json:
         output.print_json(done)
     if len(done) < len(sandbox_ids):
@@ -163,7 +162,7 @@ def prepare_capacity(
         output.print_json(answer)
     else:
         made = answer["prepare"]
-        typer.echo(f"{made['prepare_id']}  {made['count']} units until {made['expires_at']}")
+        output.line(f"{made['prepare_id']}  {made['count']} units until {made['expires_at']}")
 
 
 def list_capacity(connect: Connect, as_json: JsonOption = False) -> None:
@@ -178,7 +177,7 @@ def list_capacity(connect: Connect, as_json: JsonOption = False) -> None:
         return
     for item in answer["prepared"]:
         shape = item["resources"]
-        typer.echo(
+        output.line(
             f"{item['prepare_id']}  {item['count']} × {shape['cpus']:g} cores, {shape['memory_mb']} MiB,"
             f" {shape['disk_mb']} MiB disk  until {item['expires_at']}"
         )
@@ -200,7 +199,7 @@ def take_back_capacity(
     if as_json:
         output.print_json(answer)
     else:
-        typer.echo(f"{prepare_id}  released")
+        output.line(f"{prepare_id}  released")
 
 
 for _command in (ls, rm, pause, resume, restart, nodes):

@@ -1,4 +1,9 @@
-"""What commands print: tables for people and JSON for programs on stdout, progress and retries on stderr."""
+"""What commands print: tables for people and JSON for programs on stdout, progress and retries on stderr.
+
+Names, labels, states and errors come from strangers: they pass `printable` here, through which the other modules of the
+command line print.  The output of programs in sandboxes (`exec`, `run`, `logs`, `cp -`) is not touched, to a terminal
+either: it is what was asked for, as with `ssh` and `docker exec`.
+"""
 
 import contextlib
 import json
@@ -8,16 +13,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from gateway.wire.nodes import NodeRecord
-from ucloud_sandboxes_sdk import SandboxInfo
+from gateway.wire.text import printable
+
+if TYPE_CHECKING:  # doctor and bootstrap run where the SDK is not installed
+    from ucloud_sandboxes_sdk import SandboxInfo
 
 WIDE: Final = 240  # where no terminal sets a width, nothing is cut
 INTERNAL: Final = "sandboxes-cli/"
@@ -32,20 +41,30 @@ def show(table: Table) -> None:
 
 
 def print_json(value: object) -> None:
-    """Print JSON on stdout."""
-    typer.echo(json.dumps(value, indent=2))
+    """Print JSON on stdout, in ASCII."""
+    typer.echo(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
 
 
-def say(line: str) -> None:
+def line(text: str) -> None:
+    """Print one line on stdout; what came from the service is shown and never obeyed."""
+    typer.echo(printable(text))
+
+
+def complain(text: str) -> None:
+    """Print one line on stderr; see `line`."""
+    typer.echo(printable(text), err=True)
+
+
+def say(text: str) -> None:
     """Print one line of progress on stderr.  A closed terminal must not keep anything from being ended."""
     with contextlib.suppress(OSError):
-        print(f"sandboxes: {line}", file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
+        print(printable(f"sandboxes: {text}", lines=True), file=sys.stderr, flush=True)  # noqa: T201 - the command line speaks on stderr
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def sandbox_table(records: Iterable[SandboxInfo]) -> Table:
+def sandbox_table(records: "Iterable[SandboxInfo]") -> Table:
     """Return a table with one row per sandbox."""
     table = _table("ID", "STATE", "IMAGE", "NODE", "ISOLATION", "CPUS", "MEMORY", "AGE", "LABELS")
     for record in records:
@@ -111,7 +130,7 @@ def _table(*names: str) -> Table:
 
 def _row(table: Table, *cells: str) -> None:
     # As Text, so that brackets in names and labels are not taken for markup.
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(printable(cell)) for cell in cells))
 
 
 # -- waits ------------------------------------------------------------------------------------------------------------
@@ -127,12 +146,12 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
-    status = Console(stderr=True).status(text)
+    status = Console(stderr=True).status(Text(printable(text)))
     timer = threading.Timer(PATIENCE, status.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda changed: status.update(changed)
+        yield lambda changed: status.update(Text(printable(changed)))
     finally:
         timer.cancel()
         timer.join()
@@ -151,7 +170,7 @@ def transfer(text: str) -> Iterator[Callable[[int, int | None], None] | None]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(text, total=None)
+    task = bar.add_task(escape(printable(text)), total=None)
     started = time.monotonic()
 
     def moved(done: int, total: int | None) -> None:
@@ -176,6 +195,6 @@ def retry_reporter() -> Callable[[Exception], None]:
         began = now if began is None else began
         if not reported and now - began >= PATIENCE:
             reported = True
-            print(f"retrying: {error}", file=sys.stderr)  # noqa: T201 - the command line speaks on stderr
+            complain(f"retrying: {error}")
 
     return failed

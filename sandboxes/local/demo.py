@@ -15,6 +15,7 @@ from uuid import uuid4
 import click
 import typer
 
+from gateway.wire.text import printable
 from sandboxes.local import residue
 from sandboxes.local.stack import HOST, LocalService, Stack
 from sandboxes.local.state_dir import StateDir, locked
@@ -198,7 +199,7 @@ def show(proof: Proof, node_id: str) -> None:
     execs = sorted(proof.execs)
     typer.echo(
         f"isolation           {proof.isolation}, on node {node_id}\n"
-        f"kernel inside       {proof.kernel}; its log: {proof.log_line}\n"
+        f"kernel inside       {printable(proof.kernel)}; its log: {printable(proof.log_line)}\n"
         f"kernel of the host  {os.uname().release}\n"
         f"times               create {proof.create * 1000:.0f} ms, exec {execs[len(execs) // 2] * 1000:.0f} ms"
         f" (median of {len(execs)}), delete {proof.delete * 1000:.0f} ms"
