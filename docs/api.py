@@ -31,7 +31,13 @@ LIMITS: Final = ROOT / "gateway" / "wire" / "limits.py"
 MODELS: Final[dict[str, tuple[type[WireModel], ...]]] = {
     "errorbody": (wire_errors.ErrorBody, wire_errors.FieldError),
     "spec": (sandboxes.SandboxSpec, sandboxes.Security, sandboxes.Filesystem, sandboxes.Ssh),
-    "record": (sandboxes.SandboxEnvelope, sandboxes.SandboxRecord, sandboxes.SandboxList, sandboxes.DeleteAnswer),
+    "record": (
+        sandboxes.SandboxEnvelope,
+        sandboxes.SandboxRecord,
+        sandboxes.RecordedSpec,
+        sandboxes.SandboxList,
+        sandboxes.DeleteAnswer,
+    ),
     "facts": (sandboxes.LogChunk, sandboxes.Usage),
     "exec": (exec.ExecRequest,),
     "session": (exec.ExecEvents, exec.ExecEnvelope, exec.StreamLine, exec.ExecSession, exec.ExecEvent),
@@ -255,7 +261,10 @@ def fields_of(model: type[WireModel]) -> str:
         if asked
         else ["| field | type | what |", "|---|---|---|"]
     )
+    inherited = {name for base in model.__bases__ for name in getattr(base, "model_fields", ())}
     for name, part in schema["properties"].items():
+        if name in inherited and name not in explained:
+            continue  # it stands with the model that it comes from
         kind = type_of(part)
         cells = [f"`{name}`", kind.replace("`null`", "absent") if model in SPARSE else kind]
         if asked:

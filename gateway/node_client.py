@@ -181,8 +181,8 @@ class NodeClient:
 
     # -- orders -------------------------------------------------------------------------------------------------------
 
-    async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
-        path = f"/v1/sandboxes/{segment(order.spec.id)}"
+    async def create(self, node: NodeAddress, sandbox_id: str, order: CreateOrder) -> InventoryItem:
+        path = f"/v1/sandboxes/{segment(sandbox_id)}"
         call = NodeCall("PUT", path, body=order.model_dump_json().encode(), timeout=CREATE_TIMEOUT)
         return (await self.fetch_model(node, call, OrderAnswer)).sandbox
 

@@ -32,6 +32,7 @@ def ls(
     label: LabelOption = None,
     state: Annotated[str | None, typer.Option(metavar="STATE", help="Only this state, e.g. running.")] = None,
     all_: Annotated[bool, typer.Option("--all", "-a", help="Include sandboxes deleted in the last day.")] = False,
+    tenant: Annotated[str | None, typer.Option(metavar="TENANT", help="Only this tenant's; for operators.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the ids.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,9 +43,9 @@ def ls(
     with client_errors(), waiting("listing sandboxes"):
         client = connect().client()
         labels = pairs(label, "--label")
-        records = client.list_sandboxes(labels=labels, state=state)
+        records = client.list_sandboxes(labels=labels, state=state, tenant=tenant)
         if all_ and state is None:
-            records = client.list_sandboxes(labels=labels, state="deleted") + records
+            records = client.list_sandboxes(labels=labels, state="deleted", tenant=tenant) + records
     if as_json:
         output.print_json(records)
     elif quiet:

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.wire.nodes import NodeRecord
+from gateway.wire.tenants import DEFAULT_TENANT
 from gateway.wire.text import printable
 
 if TYPE_CHECKING:  # doctor and bootstrap run where the SDK is not installed
@@ -65,8 +66,12 @@ def say(text: str) -> None:
 
 
 def sandbox_table(records: "Iterable[SandboxInfo]") -> Table:
-    """Return a table with one row per sandbox."""
-    table = _table("ID", "STATE", "IMAGE", "NODE", "ISOLATION", "CPUS", "MEMORY", "AGE", "LABELS")
+    """Return a table with one row per sandbox, which names the tenants where one is not the default one."""
+    records = list(records)
+    tenants = any(record.get("tenant", DEFAULT_TENANT) != DEFAULT_TENANT for record in records)
+    table = _table(
+        "ID", *(["TENANT"] if tenants else []), "STATE", "IMAGE", "NODE", "ISOLATION", "CPUS", "MEMORY", "AGE", "LABELS"
+    )
     for record in records:
         spec = record["spec"]
         state = record["state"] + (f" ({record['reason']})" if record.get("reason") else "")
@@ -74,6 +79,7 @@ def sandbox_table(records: "Iterable[SandboxInfo]") -> Table:
         _row(
             table,
             record["id"],
+            *([record.get("tenant", DEFAULT_TENANT)] if tenants else []),
             state,
             record["image"],
             record.get("node_id") or "-",

@@ -10,7 +10,7 @@ from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
-from gateway.wire.tenants import DEFAULT_TENANT
+from gateway.wire.tenants import DEFAULT_TENANT, qualified
 
 NOTHING: Final = Shape()
 NOTHING_HELD: Final = frozenset({SandboxState.PENDING, SandboxState.LOST, SandboxState.DELETED})
@@ -60,11 +60,13 @@ class Sandbox:
     exit_code: int | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    tenant: str = DEFAULT_TENANT
+    """Whose it is."""
 
     @property
     def id(self) -> str:
-        """The client's name for it."""
-        return self.spec.id
+        """Its qualified id; the client's own is the spec's."""
+        return qualified(self.tenant, self.spec.id)
 
     @property
     def granted(self) -> Shape:
@@ -102,6 +104,7 @@ class PreparedBatch:
     """Capacity that was asked for ahead: units of one kind, as the store has them."""
 
     id: str
+    """Qualified as a sandbox's is."""
     kind: PreparedKind
     shape: Shape
     count: int
@@ -114,14 +117,16 @@ class PreparedBatch:
     image: str | None = None
     batch: str = ""
     """Names these units; asking again under the same id makes others, which nobody has claimed."""
+    tenant: str = DEFAULT_TENANT
+    """Whose they are."""
 
     @property
     def total(self) -> Shape:
         """All units together."""
         return self.shape.times(self.count)
 
-    def is_for(self, spec: SandboxSpec) -> bool:
-        """Return whether a create of ``spec`` takes a unit.
+    def is_for(self, tenant: str, spec: SandboxSpec) -> bool:
+        """Return whether a create of ``spec`` by a client of ``tenant`` takes a unit.
 
         It does with the same shape and engine, and with the same image where one is named. An engine that either side
         leaves open is no difference.
@@ -129,6 +134,7 @@ class PreparedBatch:
         engines = {self.runtime, spec.chosen_runtime} - {None}
         return (
             self.kind is PreparedKind.SANDBOX
+            and self.tenant == tenant
             and spec.shape.fits(self.shape)
             and self.shape.fits(spec.shape)
             and len(engines) <= 1

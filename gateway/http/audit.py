@@ -9,13 +9,14 @@ from typing import Any, Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.http.auth import JOIN_TOKEN, PRINCIPAL, TABLE, MatchedPath
+from gateway.http.auth import JOIN_TOKEN, TABLE, MatchedPath
 from gateway.http.responses import ERROR_CODE, request_id_of
+from gateway.http.tenancy import PRINCIPAL
 from gateway.services.audit import AuditLog
 from gateway.services.tasks import AsyncClock
 from gateway.services.tokens import Principal
 from gateway.wire.audit import MAX_TEXT, AuditActor, AuditEntry
-from gateway.wire.tenants import qualified
+from gateway.wire.tenants import qualified_by
 
 _FACTS: Final = "audit"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -138,7 +139,7 @@ def _owned(target: dict[str, str], tenant: str | None) -> dict[str, str]:
     """Return the ids, bounded, with that of a sandbox as operators see it."""
     bounded = {name: value[:MAX_TEXT] for name, value in target.items()}
     if tenant is not None and "sandbox_id" in bounded:
-        bounded["sandbox_id"] = qualified(tenant, bounded["sandbox_id"])
+        bounded["sandbox_id"] = qualified_by(tenant, bounded["sandbox_id"])
     return bounded
 
 

@@ -14,12 +14,12 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
+from gateway.http.tenancy import PRINCIPAL
 from gateway.services.tokens import Principal, TokenService
 from gateway.wire.errors import ErrorCode
 from gateway.wire.tokens import TOKEN_HEADER, TokenScope
 
 MAX_TOKEN: Final = 512
-PRINCIPAL: Final = "principal"
 JOIN_TOKEN: Final = "join_token"  # noqa: S105 - a key of the request's state
 
 

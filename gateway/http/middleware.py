@@ -20,8 +20,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError
-from gateway.http.auth import PRINCIPAL
 from gateway.http.responses import REQUEST_ID, error_response, internal_error
+from gateway.http.tenancy import PRINCIPAL
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 

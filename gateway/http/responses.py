@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gateway.errors import ApiError
+from gateway.http.tenancy import error_shown
 from gateway.wire.errors import ErrorCode, FieldError
 
 REQUEST_ID: Final = "request_id"
@@ -44,7 +45,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
         headers["Allow"] = ", ".join(error.allow)
     if error.code is ErrorCode.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
-    content = error.body(request_id_of(scope)).model_dump_json(exclude_none=True)
+    content = error_shown(scope, error, request_id_of(scope)).model_dump_json(exclude_none=True)
     return Response(content, error.status, headers, "application/json")
 
 

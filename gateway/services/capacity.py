@@ -24,6 +24,7 @@ from gateway.wire import limits
 from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PrepareRequest, WaitingSandbox
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
+from gateway.wire.tenants import DEFAULT_TENANT, qualified, tenant_of
 
 _PREFIXES: Final = {PreparedKind.SANDBOX: "prep", PreparedKind.BUILDER: "builder-prep"}
 """Of the ids of prepared units for which the client chose none."""
@@ -37,13 +38,18 @@ class CapacityService:
         self._clock = clock
         self._scheduler = scheduler
 
-    async def demand(self) -> Demand:
+    async def demand(self, tenant: str | None = None) -> Demand:
         """Return what waits now, oldest first, and what is prepared.
 
         Both are of one moment, so that nothing is in both.
+
+        Args:
+            tenant: whose; ``None`` returns everybody's.
         """
         now = self._clock.now()
-        queue, ahead = await self._db.read(lambda session: (sandboxes.queue(session), capacity.unclaimed(session, now)))
+        queue, ahead = await self._db.read(
+            lambda session: (sandboxes.queue(session, tenant), capacity.unclaimed(session, now, tenant))
+        )
         oldest = (now - queue[0].since).total_seconds() if queue else None
         units = [item for item in ahead if item.kind is PreparedKind.SANDBOX]
         builders = [item for item in ahead if item.kind is PreparedKind.BUILDER]
@@ -86,14 +92,14 @@ class PreparedService:
         self._clock = clock
         self._new_id = new_id
 
-    async def prepare(self, request: PrepareRequest) -> PreparedBatch:
-        """Prepare units of one shape; the same id replaces what was asked for under it.
+    async def prepare(self, request: PrepareRequest, tenant: str = DEFAULT_TENANT) -> PreparedBatch:
+        """Prepare units of one shape for a tenant; the same id replaces what was asked for under it.
 
         Raises:
             ApiError: ``NEVER_FITS`` when no node and no pool could hold one unit; ``NO_ROOM`` when too much is
                 prepared already; ``CONFLICT`` when the id is one of builders.
         """
-        fresh = self._fresh(PreparedKind.SANDBOX, request, request.shape)
+        fresh = self._fresh(PreparedKind.SANDBOX, request, request.shape, tenant)
         asked = replace(fresh, runtime=request.chosen_runtime, isolation=request.isolation, image=request.image)
 
         def fn(session: Session) -> PreparedBatch:
@@ -104,9 +110,9 @@ class PreparedService:
 
         return await self._db.write(fn)
 
-    async def prepare_builders(self, request: BuilderPrepareRequest) -> PreparedBatch:
-        """Prepare builders. Raises as `prepare`, but for ``NEVER_FITS``."""
-        asked = self._fresh(PreparedKind.BUILDER, request, Shape())
+    async def prepare_builders(self, request: BuilderPrepareRequest, tenant: str = DEFAULT_TENANT) -> PreparedBatch:
+        """Prepare builders for a tenant. Raises as `prepare`, but for ``NEVER_FITS``."""
+        asked = self._fresh(PreparedKind.BUILDER, request, Shape(), tenant)
         return await self._db.write(lambda session: _put(session, asked))
 
     async def delete(self, kind: PreparedKind, prepare_id: str) -> PreparedBatch | None:
@@ -124,11 +130,12 @@ class PreparedService:
         return await self._db.write(fn)
 
     def _fresh(
-        self, kind: PreparedKind, request: PrepareRequest | BuilderPrepareRequest, shape: Shape
+        self, kind: PreparedKind, request: PrepareRequest | BuilderPrepareRequest, shape: Shape, tenant: str
     ) -> PreparedBatch:
         now = self._clock.now()
         return PreparedBatch(
-            id=request.id or f"{_PREFIXES[kind]}-{self._new_id()[:16]}",
+            id=qualified(tenant, request.id or f"{_PREFIXES[kind]}-{self._new_id()[:16]}"),
+            tenant=tenant,
             batch=self._new_id(),
             kind=kind,
             shape=shape,
@@ -146,7 +153,9 @@ def _put(session: Session, asked: PreparedBatch) -> PreparedBatch:
     if namesake is not None and namesake.count:
         raise ApiError(ErrorCode.CONFLICT, f"{asked.id} is prepared as {other.value}s; choose another id")
     before = capacity.get(session, asked.kind, asked.id, now)
-    if (before is None or not before.count) and capacity.count_unclaimed(session, now) >= limits.MAX_PREPARED:
+    if (before is None or not before.count) and capacity.count_unclaimed(
+        session, now, asked.tenant
+    ) >= limits.MAX_PREPARED:
         raise ApiError(
             ErrorCode.NO_ROOM,
             f"{limits.MAX_PREPARED} requests for prepared capacity exist already; delete some, or let them expire",
@@ -160,6 +169,7 @@ def _put(session: Session, asked: PreparedBatch) -> PreparedBatch:
 def _waiting(one: QueuedSandbox) -> WaitingSandbox:
     return WaitingSandbox(
         sandbox_id=one.sandbox_id,
+        tenant=tenant_of(one.sandbox_id),
         shape=one.shape,
         runtime=one.runtime,
         isolation=one.isolation,

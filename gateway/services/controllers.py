@@ -43,7 +43,7 @@ class NodeOrders(Protocol):
     when the node takes nothing now, ``CONFLICT`` when it has a newer generation, and the node's own code otherwise.
     """
 
-    async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
+    async def create(self, node: NodeAddress, sandbox_id: str, order: CreateOrder) -> InventoryItem:
         """Return when the sandbox runs (or already ended)."""
 
     async def delete(self, node: NodeAddress, sandbox_id: str, generation: int) -> None:
@@ -151,7 +151,7 @@ class Controllers:
             runtime=sandbox.runtime or "runsc",
         )
         try:
-            item = await self._context.orders.create(address, order)
+            item = await self._context.orders.create(address, sandbox.id, order)
         except ApiError as error:
             return await self._refused(sandbox, address, error, since)
         return await self._answered(sandbox, item)

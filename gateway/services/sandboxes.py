@@ -7,7 +7,6 @@ runs.
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from gateway.core.model import Node, NodeAddress, Route, Sandbox
 from gateway.errors import ApiError
 from gateway.services.controllers import ServiceContext
 from gateway.services.expiry import Activity, Reaper
-from gateway.services.scheduler import AdmissionRequest, Admitted, admit
+from gateway.services.scheduler import DEFAULT_TERMS, AdmissionRequest, Admitted, CreateTerms, admit
 from gateway.services.to_wire import cursor_after, read_cursor, sandbox_record
 from gateway.services.unit_of_work import SandboxWatch, Written
 from gateway.settings import GatewaySettings
@@ -32,6 +31,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
+from gateway.wire.tenants import qualified
 
 S = SandboxState
 T = TypeVar("T")
@@ -67,29 +67,26 @@ class SandboxService:
 
     # -- create -------------------------------------------------------------------------------------------------------
 
-    async def create(
-        self, spec: SandboxSpec, *, default_ttl: int | None = None, wait_seconds: float = math.inf
-    ) -> SandboxEnvelope:
-        """Return when the sandbox runs; ``recovered`` when the id was already there with an equal spec.
+    async def create(self, spec: SandboxSpec, terms: CreateTerms = DEFAULT_TERMS) -> SandboxEnvelope:
+        """Return when the tenant's sandbox runs; ``recovered`` when the id was already there with an equal spec.
 
         One that ran and has ended since is returned as it is, in its state and with its reason; delete it to use the id
         again. One that never ran is answered with the error that it failed with.
 
         Args:
             spec: what the client asks for.
-            default_ttl: seconds that it lives if its spec has no ttl; ``None``: until it is deleted.
-            wait_seconds: how long the client waits, cut to the service's own ``create_wait``.
+            terms: what holds beside that.
 
         Raises:
             ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``; ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
                 the create goes on; ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED`` as
                 the node answered.
         """
-        spec_hash = spec.sha256()
-        with self._uow.watch(spec.id) as watch, self._seat() as seated:
-            until = self._clock.monotonic() + (min(wait_seconds, self._settings.create_wait) if seated else 0.0)
+        sandbox_id = qualified(terms.tenant, spec.id)
+        with self._uow.watch(sandbox_id) as watch, self._seat() as seated:
+            until = self._clock.monotonic() + (min(terms.wait_seconds, self._settings.create_wait) if seated else 0.0)
             while True:
-                admitted = await self._admit(spec, spec_hash, default_ttl)
+                admitted = await self._admit(spec, terms)
                 if admitted.sandbox.state is not S.DELETING:
                     break
                 # An earlier sandbox of this id is on its way out.
@@ -100,13 +97,13 @@ class SandboxService:
             )
         return SandboxEnvelope(sandbox=sandbox_record(sandbox), recovered=admitted.recovered)
 
-    async def _admit(self, spec: SandboxSpec, spec_hash: str, default_ttl: int | None) -> Admitted:
+    async def _admit(self, spec: SandboxSpec, terms: CreateTerms) -> Admitted:
         request = AdmissionRequest(
-            spec, spec_hash, self._context.new_id(), self._clock.now(), self._settings.max_pending, default_ttl
+            spec, spec.sha256(), self._context.new_id(), self._clock.now(), self._settings.max_pending, terms
         )
         admitted = await self._uow.commit(lambda session: admit(session, request))
         if admitted.sandbox.state is S.PENDING:
-            self._renew_wait(spec.id)
+            self._renew_wait(admitted.sandbox.id)
             if not admitted.recovered:
                 self._context.scheduler.note(admitted.sandbox, admitted.reasons)
         return admitted
@@ -186,6 +183,7 @@ class SandboxService:
         state: SandboxState | None = None,
         limit: int = limits.DEFAULT_PAGE,
         cursor: str | None = None,
+        tenant: str | None = None,
     ) -> SandboxList:
         """Return one page, oldest first; deleted ones only when ``state`` asks for them.
 
@@ -194,13 +192,14 @@ class SandboxService:
             state: in which a sandbox must be; ``None`` takes all but deleted ones.
             limit: sandboxes a page, `limits.MAX_PAGE` at most.
             cursor: ``next_cursor`` of the page before; ``None`` begins with the oldest.
+            tenant: whose; ``None`` takes everybody's.
 
         Raises:
             ApiError: ``INVALID_REQUEST`` for a cursor that this service did not make.
         """
         size = max(1, min(limit, limits.MAX_PAGE))
         after = None if cursor is None else read_cursor(cursor)
-        query = sandboxes.SandboxQuery(limit=size + 1, labels=labels or {}, state=state, after=after)
+        query = sandboxes.SandboxQuery(limit=size + 1, labels=labels or {}, state=state, after=after, tenant=tenant)
         found = await self._uow.db.read(lambda session: sandboxes.page(session, query))
         more = cursor_after(found[size - 1]) if len(found) > size else None
         return SandboxList(sandboxes=[sandbox_record(sandbox) for sandbox in found[:size]], next_cursor=more)

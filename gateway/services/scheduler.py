@@ -11,6 +11,7 @@ those that wait.
 
 import asyncio
 import heapq
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -39,6 +40,7 @@ from gateway.store.db import lock_placement
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import ENDED, SANDBOX_TRANSITIONS, SandboxState, next_state
+from gateway.wire.tenants import DEFAULT_TENANT, qualified
 
 Avoid = Mapping[str, frozenset[str]]
 """By sandbox: the nodes that refused it since their last heartbeat."""
@@ -51,6 +53,21 @@ MAX_BATCH: Final = 200
 
 
 @dataclass(frozen=True)
+class CreateTerms:
+    """What holds for a create beside its spec."""
+
+    tenant: str = DEFAULT_TENANT
+    """Whose the sandbox is."""
+    default_ttl: int | None = None
+    """Seconds that it lives if its spec has no ttl; ``None``: until it is deleted."""
+    wait_seconds: float = math.inf
+    """How long the client waits, cut to the service's own ``create_wait``."""
+
+
+DEFAULT_TERMS: Final = CreateTerms()
+
+
+@dataclass(frozen=True)
 class AdmissionRequest:
     """A create as it came in."""
 
@@ -59,8 +76,12 @@ class AdmissionRequest:
     operation_id: str
     now: datetime
     max_pending: int
-    default_ttl: int | None = None
-    """Seconds that the sandbox lives if its spec has no ttl; ``None``: until it is deleted."""
+    terms: CreateTerms
+
+    @property
+    def sandbox_id(self) -> str:
+        """The qualified id."""
+        return qualified(self.terms.tenant, self.spec.id)
 
 
 @dataclass(frozen=True)
@@ -79,7 +100,7 @@ def admit(session: Session, request: AdmissionRequest) -> Written[Admitted]:
     Raises:
         ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``, ``NO_ROOM`` when too many wait already.
     """
-    present = sandboxes.get(session, request.spec.id)
+    present = sandboxes.get(session, request.sandbox_id)
     if present is None or present.state is SandboxState.DELETED:
         return _admit_new(session, request, present)
     if present.state is SandboxState.DELETING:
@@ -102,15 +123,16 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
         request.operation_id,
         request.now,
         generation,
-        default_ttl=request.default_ttl,
+        default_ttl=request.terms.default_ttl,
     )
+    fresh = replace(fresh, tenant=request.terms.tenant, batch=None if tombstone is None else tombstone.batch)
     answer = place_one(session, Requirements.of(fresh))
     if isinstance(answer, NeverFits):
         raise errors.never_fits(f"sandbox {fresh.id}", fresh.spec.shape, answer, sandbox_id=fresh.id)
     if isinstance(answer, NoRoom) and sandboxes.count_in(session, SandboxState.PENDING) >= request.max_pending:
         raise errors.queue_full(fresh, request.max_pending)
     # In the same transaction: at no moment is a sandbox wanted twice, as pending or placed and as prepared.
-    batch = capacity.claim(session, request.spec, request.now, None if tombstone is None else tombstone.batch)
+    batch = capacity.claim(session, fresh, request.now)
     sandbox = replace(_after(fresh, answer, request.now), batch=batch)
     if tombstone is None:
         sandboxes.add(session, sandbox)

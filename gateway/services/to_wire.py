@@ -10,19 +10,20 @@ from gateway.errors import ApiError
 from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
-from gateway.wire.sandboxes import SandboxRecord
+from gateway.wire.sandboxes import RecordedSpec, SandboxRecord
 from gateway.wire.tokens import TokenRecord, TokenScope
 
 
 def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
-    """Return the sandbox as clients see it."""
+    """Return the sandbox as operators see it."""
     return SandboxRecord(
         id=sandbox.id,
+        tenant=sandbox.tenant,
         generation=sandbox.generation,
         image=sandbox.spec.image,
         image_digest=sandbox.image_digest,
         labels=sandbox.spec.labels,
-        spec=sandbox.spec,
+        spec=RecordedSpec.of(sandbox.spec, sandbox.id),
         spec_hash=sandbox.spec_hash,
         state=sandbox.state,
         reason=sandbox.reason,
@@ -65,9 +66,10 @@ def node_record(load: NodeLoad) -> NodeRecord:
 
 
 def prepared_capacity(prepared: PreparedBatch) -> PreparedCapacity:
-    """Return prepared sandboxes as clients see them."""
+    """Return prepared sandboxes as operators see them."""
     return PreparedCapacity(
         prepare_id=prepared.id,
+        tenant=prepared.tenant,
         resources=prepared.shape,
         count=prepared.count,
         total_resources=prepared.total,
@@ -81,9 +83,10 @@ def prepared_capacity(prepared: PreparedBatch) -> PreparedCapacity:
 
 
 def prepared_builders(prepared: PreparedBatch) -> PreparedBuilders:
-    """Return prepared builders as clients see them."""
+    """Return prepared builders as operators see them."""
     return PreparedBuilders(
         prepare_id=prepared.id,
+        tenant=prepared.tenant,
         count=prepared.count,
         created_at=prepared.created_at,
         updated_at=prepared.updated_at,

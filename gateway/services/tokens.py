@@ -64,7 +64,18 @@ class TokenService:
         self._changes = 0
 
     async def make(self, request: TokenRequest) -> TokenCreated:
-        """Make a token. This is the only time that its secret is shown."""
+        """Make a token. This is the only time that its secret is shown.
+
+        Raises:
+            ApiError: ``INVALID_REQUEST`` for an operator's of another tenant than the default one: operators see all
+                tenants, and by a plain id they mean the default one's.
+        """
+        if TokenScope(request.scope) is TokenScope.OPERATOR and request.tenant != DEFAULT_TENANT:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"tenant: operators see all tenants, so their tokens belong to {DEFAULT_TENANT!r};"
+                " make a client's token for a single tenant",
+            )
         now = self._clock.now()
         lifetime = request.expires_seconds
         token = Token(

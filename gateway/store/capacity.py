@@ -8,12 +8,11 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, delete, func, insert, select, update
 from sqlmodel import Session, col
 
-from gateway.core.model import PreparedBatch, PreparedKind
+from gateway.core.model import PreparedBatch, PreparedKind, Sandbox
 from gateway.store.db import StaleError, affected
 from gateway.store.tables import CeilingRow, PreparedRow
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.resources import Shape
-from gateway.wire.sandboxes import SandboxSpec
 
 _PLAIN: Final = frozenset(field.name for field in fields(PreparedBatch)) - {"kind", "shape"}
 
@@ -26,15 +25,22 @@ def get(session: Session, kind: PreparedKind, prepare_id: str, now: datetime) ->
     return None if row is None or row.kind != kind.value or row.expires_at <= now else _units_of(row)
 
 
-def unclaimed(session: Session, now: datetime) -> list[PreparedBatch]:
-    """Return everything that has not expired and has unclaimed units, what expires first to the front."""
-    statement = select(PreparedRow).where(*_unclaimed(now)).order_by(col(PreparedRow.expires_at), col(PreparedRow.id))
+def unclaimed(session: Session, now: datetime, tenant: str | None = None) -> list[PreparedBatch]:
+    """Return what has not expired and has unclaimed units, what expires first to the front.
+
+    Args:
+        session: of the caller's transaction.
+        now: UTC.
+        tenant: whose; ``None`` returns everybody's.
+    """
+    found = select(PreparedRow).where(*_unclaimed(now, tenant))
+    statement = found.order_by(col(PreparedRow.expires_at), col(PreparedRow.id))
     return [_units_of(row) for row in session.scalars(statement)]
 
 
-def count_unclaimed(session: Session, now: datetime) -> int:
-    """Return how many requests have not expired and have unclaimed units."""
-    statement = select(func.count()).select_from(PreparedRow).where(*_unclaimed(now))
+def count_unclaimed(session: Session, now: datetime, tenant: str) -> int:
+    """Return how many requests of a tenant have not expired and have unclaimed units."""
+    statement = select(func.count()).select_from(PreparedRow).where(*_unclaimed(now, tenant))
     return session.scalar(statement) or 0
 
 
@@ -51,22 +57,22 @@ def remove(session: Session, prepare_id: str) -> None:
     session.execute(delete(PreparedRow).where(col(PreparedRow.id) == prepare_id))
 
 
-def claim(session: Session, spec: SandboxSpec, now: datetime, held: str | None) -> str | None:
-    """Give a create of ``spec`` a prepared unit that is meant for it, where there is one; return the unit's batch.
+def claim(session: Session, sandbox: Sandbox, now: datetime) -> str | None:
+    """Give a new sandbox a prepared unit that is meant for it, where there is one; return the unit's batch.
 
     Args:
         session: of the caller's transaction.
-        spec: what is created.
+        sandbox: what is created; its ``batch`` is that of the unit that an earlier sandbox of its id has. While those
+            units last, that one serves the new sandbox too; otherwise one is taken of what expires first.
         now: UTC.
-        held: batch of the unit that an earlier sandbox of this id has. While those units last, that one serves the
-            new sandbox too; otherwise one is taken of what expires first.
 
     Raises:
         StaleError: somebody else took one of the same meanwhile.
     """
-    if held is not None and _serves_again(session, held, spec, now):
-        return held
-    found = next((prepared for prepared in unclaimed(session, now) if prepared.is_for(spec)), None)
+    if sandbox.batch is not None and _serves_again(session, sandbox.batch, sandbox, now):
+        return sandbox.batch
+    own = unclaimed(session, now, sandbox.tenant)
+    found = next((prepared for prepared in own if prepared.is_for(sandbox.tenant, sandbox.spec)), None)
     if found is None:
         return None
     taken = (
@@ -95,14 +101,15 @@ def purge(session: Session, before: datetime) -> int:
     return affected(session.execute(delete(PreparedRow).where(col(PreparedRow.expires_at) < before)))
 
 
-def _unclaimed(now: datetime) -> tuple[ColumnElement[bool], ...]:
-    return (col(PreparedRow.expires_at) > now, col(PreparedRow.count) > 0)
+def _unclaimed(now: datetime, tenant: str | None) -> tuple[ColumnElement[bool], ...]:
+    owned = () if tenant is None else (col(PreparedRow.tenant) == tenant,)
+    return (*owned, col(PreparedRow.expires_at) > now, col(PreparedRow.count) > 0)
 
 
-def _serves_again(session: Session, batch: str, spec: SandboxSpec, now: datetime) -> bool:
+def _serves_again(session: Session, batch: str, sandbox: Sandbox, now: datetime) -> bool:
     statement = select(PreparedRow).where(col(PreparedRow.batch) == batch, col(PreparedRow.expires_at) > now)
     row = session.scalars(statement).first()
-    return row is not None and _units_of(row).is_for(spec)
+    return row is not None and _units_of(row).is_for(sandbox.tenant, sandbox.spec)
 
 
 def _units_of(row: PreparedRow) -> PreparedBatch:

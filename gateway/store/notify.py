@@ -13,11 +13,12 @@ from sqlalchemy import Engine, func, select
 from sqlmodel import Session
 
 from gateway.errors import ApiError
+from gateway.wire import tenants
 from gateway.wire.errors import ErrorCode
 
 CHANNEL: Final = "sandbox_fleet"
-IDS_A_NOTICE: Final = 100
-"""Ids have 64 characters at most, and PostgreSQL takes 8000 bytes."""
+IDS_A_NOTICE: Final = 7900 // (tenants.MAX_QUALIFIED_LENGTH + len('"", '))
+"""PostgreSQL takes 8000 bytes."""
 KEEPALIVE: Final = 10
 """Seconds of silence after which the server is asked whether it is there: a listener that sends nothing would else
 notice after hours that it is gone."""

@@ -97,6 +97,8 @@ class SandboxQuery:
     labels: Mapping[str, str] = field(default_factory=dict)
     state: SandboxState | None = None
     after: tuple[datetime, str] | None = None
+    tenant: str | None = None
+    """Whose; ``None`` takes everybody's."""
 
 
 def page(session: Session, query: SandboxQuery) -> list[Sandbox]:
@@ -106,6 +108,8 @@ def page(session: Session, query: SandboxQuery) -> list[Sandbox]:
         statement = statement.where(col(SandboxRow.state) != SandboxState.DELETED.value)
     else:
         statement = statement.where(col(SandboxRow.state) == query.state.value)
+    if query.tenant is not None:
+        statement = statement.where(col(SandboxRow.tenant) == query.tenant)
     for key, value in query.labels.items():
         labelled = select(col(LabelRow.sandbox_id)).where(col(LabelRow.key) == key, col(LabelRow.value) == value)
         statement = statement.where(col(SandboxRow.id).in_(labelled))
@@ -234,10 +238,17 @@ def waiting_kinds(session: Session) -> dict[str, Sandbox]:
     return found
 
 
-def queue(session: Session) -> list[QueuedSandbox]:
-    """Return all that wait, oldest first; equal requirements are read once."""
+def queue(session: Session, tenant: str | None = None) -> list[QueuedSandbox]:
+    """Return all that wait, oldest first; equal requirements are read once.
+
+    Args:
+        session: of the caller's transaction.
+        tenant: whose; ``None`` returns everybody's.
+    """
     needs = {want: Requirements.of(example) for want, example in waiting_kinds(session).items()}
     statement = select(col(SandboxRow.id), col(SandboxRow.want), col(SandboxRow.created_at)).where(_PENDING)
+    if tenant is not None:
+        statement = statement.where(col(SandboxRow.tenant) == tenant)
     # One that began to wait between the two queries is returned next time.
     rows = session.execute(statement.order_by(col(SandboxRow.created_at), col(SandboxRow.id)))
     return [

@@ -9,16 +9,18 @@ from gateway.wire.tenants import DEFAULT_TENANT
 
 
 class SandboxRow(SQLModel, table=True):
-    """One sandbox id; a new generation replaces it in place."""
+    """One qualified sandbox id; a new generation replaces it in place."""
 
     __tablename__ = "sandboxes"
     __table_args__ = (
         Index("ix_sandboxes_page", "created_at", "id"),
+        Index("ix_sandboxes_tenant", "tenant", "created_at", "id"),
         Index("ix_sandboxes_state", "state", "want", "created_at", "id"),
         Index("ix_sandboxes_node", "node_id"),
     )
 
     id: str = Field(primary_key=True)
+    tenant: str = DEFAULT_TENANT
     generation: int
     version: int
     operation_id: str
@@ -129,6 +131,7 @@ class PreparedRow(SQLModel, table=True):
     __tablename__ = "prepared"
 
     id: str = Field(primary_key=True)
+    tenant: str = DEFAULT_TENANT
     kind: str
     shape: str = Field(sa_type=Text)
     runtime: str | None = None

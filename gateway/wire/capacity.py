@@ -8,6 +8,7 @@ from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
+from gateway.wire.tenants import DEFAULT_TENANT
 
 
 class WaitingSandbox(WireAnswer):
@@ -15,6 +16,8 @@ class WaitingSandbox(WireAnswer):
 
     sandbox_id: str
     """Its id."""
+    tenant: str = DEFAULT_TENANT
+    """Whose it is."""
     shape: Shape
     """Resources that it needs."""
     runtime: str | None = None
@@ -30,6 +33,8 @@ class PreparedCapacity(WireAnswer):
 
     prepare_id: str
     """Id by which it is deleted."""
+    tenant: str = DEFAULT_TENANT
+    """Whose it is; only creates of this tenant claim its units."""
     resources: Shape
     """Resources of one unit."""
     count: int
@@ -55,6 +60,8 @@ class PreparedBuilders(WireAnswer):
 
     prepare_id: str
     """Id by which they are deleted."""
+    tenant: str = DEFAULT_TENANT
+    """Whose they are."""
     count: int
     """Number of builders."""
     created_at: Timestamp
@@ -66,7 +73,10 @@ class PreparedBuilders(WireAnswer):
 
 
 class Demand(WireAnswer):
-    """What waits for capacity now, and what was requested ahead.  Nothing is in both."""
+    """What waits for capacity now, and what was requested ahead.  Nothing is in both.
+
+    Operators get the whole, clients what is their tenant's.
+    """
 
     waiting: list[WaitingSandbox]
     """The oldest first."""

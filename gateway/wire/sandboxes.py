@@ -12,6 +12,7 @@ from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, SandboxState
+from gateway.wire.tenants import DEFAULT_TENANT, QualifiedId
 
 RuntimeName = Literal["runsc", "docker"]
 Isolation = Literal["gvisor", "runc"]
@@ -255,11 +256,26 @@ class SandboxSpec(WireRequest):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+class RecordedSpec(SandboxSpec):
+    """The spec as an answer shows it: every field of `SandboxSpec`, and for operators its id says whose it is."""
+
+    id: QualifiedId
+    """As ``id`` of the record."""
+
+    @classmethod
+    def of(cls, spec: SandboxSpec, sandbox_id: str) -> "RecordedSpec":
+        """Return a spec that was checked before, under the id of its record."""
+        return RecordedSpec.model_construct(spec.model_fields_set, **{**spec.__dict__, "id": sandbox_id})
+
+
 class SandboxRecord(WireAnswer):
     """Everything the service knows about one sandbox."""
 
     id: str
-    """The spec's id, or one that the service generated."""
+    """The spec's id, or one that the service generated; for operators ``<tenant>..<id>`` unless it is the default
+    tenant's."""
+    tenant: str = DEFAULT_TENANT
+    """Whose it is: the tenant of the token that created it."""
     generation: int
     """Counts the incarnations of the id, from 1."""
     image: str
@@ -268,10 +284,10 @@ class SandboxRecord(WireAnswer):
     """Digest that the reference resolved to; null until the node has reported it."""
     labels: dict[str, str] = {}
     """As in the spec."""
-    spec: SandboxSpec
+    spec: RecordedSpec
     """What was requested, with defaults filled in."""
     spec_hash: str
-    """Hex SHA-256 of ``spec``: equal specs have equal digests."""
+    """Hex SHA-256 of what was requested: equal specs have equal digests."""
     state: SandboxState
     """Its state."""
     reason: DeathReason | None = None

@@ -32,7 +32,8 @@ class TokenRequest(WireRequest):
     scope: RequestedScope
     """What it may do."""
     tenant: TenantName = DEFAULT_TENANT
-    """Whose it is: what its holder makes is seen by this tenant's tokens, and by operators."""
+    """Whose it is: what its holder makes is seen by this tenant's tokens, and by operators, whose own tokens belong to
+    the default one."""
     expires_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TOKEN_TTL)
     """Seconds until it expires; ``null``: never."""
 

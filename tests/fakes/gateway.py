@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
 from gateway.wire.exec import ExecEvent, ExecEvents, ExecRequest, ExecSession, StdinRequest, StreamLine
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer, RegisterAnswer, RegisterRequest
-from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
+from gateway.wire.sandboxes import RecordedSpec, SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
 from gateway.wire.states import ExecStatus, SandboxState
 from tests.fakes.scripted import Recorded, Reply, ScriptedServer
 
@@ -319,7 +319,7 @@ def sandbox_record(spec: SandboxSpec, **changes: Any) -> SandboxRecord:
         generation=1,
         image=spec.image,
         labels=spec.labels,
-        spec=spec,
+        spec=RecordedSpec.of(spec, spec.id),
         spec_hash=spec.sha256(),
         state=SandboxState.RUNNING,
         runtime="runsc",

@@ -100,9 +100,9 @@ class ScriptedNode:
         if request.method == "DELETE":
             self.items.pop(request.path_params["id"], None)
             return JSONResponse({})
-        order = CreateOrder.model_validate_json(body)
+        order, sandbox_id = CreateOrder.model_validate_json(body), request.path_params["id"]
         item = InventoryItem(
-            sandbox_id=order.spec.id,
+            sandbox_id=sandbox_id,
             generation=order.generation,
             operation_id=order.operation_id,
             spec_hash=order.spec.sha256(),
@@ -111,7 +111,7 @@ class ScriptedNode:
             isolation=order.spec.isolation,
             shape=order.spec.shape,
         )
-        self.items[order.spec.id] = item
+        self.items[sandbox_id] = item
         return Response(OrderAnswer(sandbox=item).model_dump_json(), media_type="application/json")
 
     # -- calls --------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class ExecStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = parts_of(scope)
-        session = parse_session_id(scope["path_params"]["session_id"])
+        session = parse_session_id(scope, scope["path_params"]["session_id"])
         query = read_query(scope, StreamQuery)
         sandboxes = parts.services.sandboxes
         route = await sandboxes.route(session.sandbox_id, generation=session.generation, running=False)

@@ -12,16 +12,17 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from starlette.types import Scope
 
+from gateway import errors
 from gateway.errors import ApiError
-from gateway.http.auth import PRINCIPAL
 from gateway.http.responses import from_validation, invalid_request
+from gateway.http.tenancy import caller_of, meant, sees_all
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
 from gateway.services.tokens import Principal
 from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
-from gateway.wire.tenants import TenantName, is_id
+from gateway.wire.tenants import TenantName, is_id, is_qualified, tenant_of
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
 _SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
@@ -56,14 +57,6 @@ def parts_of(scope: Scope) -> Parts:
     return parts
 
 
-def caller_of(scope: Scope) -> Principal:
-    """Return who a request comes from; only for routes that need a token of a principal."""
-    principal = scope["state"][PRINCIPAL]
-    if not isinstance(principal, Principal):
-        raise TypeError(f"the request's principal is {type(principal).__name__}")
-    return principal
-
-
 async def _parts(request: Request) -> Parts:
     return parts_of(request.scope)
 
@@ -85,6 +78,7 @@ class SessionId:
     text: str
     generation: int
     sandbox_id: str
+    """The qualified one."""
 
 
 def _checked_id(text: str, code: ErrorCode, kind: str) -> str:
@@ -93,36 +87,46 @@ def _checked_id(text: str, code: ErrorCode, kind: str) -> str:
     return text
 
 
-def parse_sandbox_id(text: str) -> str:
-    """Return ``text`` if a sandbox can have that id.
+def _named_id(caller: Principal, text: str, code: ErrorCode, kind: str) -> str:
+    if not is_qualified(text):
+        raise ApiError(code, f"no {kind} can have the id {text[:100]!r}")
+    return meant(caller, text)
+
+
+def parse_sandbox_id(scope: Scope, text: str) -> str:
+    """Return the qualified id of the sandbox that the caller of a request means.
 
     Raises:
-        ApiError: ``SANDBOX_NOT_FOUND``.
+        ApiError: ``SANDBOX_NOT_FOUND``: no sandbox can have that id.
     """
-    return _checked_id(text, ErrorCode.SANDBOX_NOT_FOUND, "sandbox")
+    return _named_id(caller_of(scope), text, ErrorCode.SANDBOX_NOT_FOUND, "sandbox")
 
 
-def parse_session_id(text: str) -> SessionId:
-    """Return the parts of a session id.
+def parse_session_id(scope: Scope, text: str) -> SessionId:
+    """Return the parts of the id of a session that the caller of a request may have.
 
     Raises:
-        ApiError: ``EXEC_NOT_FOUND``: no session can have that id.
+        ApiError: ``EXEC_NOT_FOUND``: no session can have that id; ``SANDBOX_NOT_FOUND``: it is another tenant's.
     """
     found = _SESSION_ID.fullmatch(text)
-    if found is None or not is_id(found[2]):
+    if found is None or not is_qualified(found[2]):
         raise ApiError(
             ErrorCode.EXEC_NOT_FOUND,
             f"{text[:150]!r} is not an exec session id: those have the form exec-<32 hex>.<generation>.<sandbox>",
         )
+    caller = caller_of(scope)
+    if not sees_all(caller) and tenant_of(found[2]) != caller.tenant:
+        # Nodes are asked for a session by its whole id, so that of another tenant must not get there.
+        raise errors.not_found(found[2], None)
     return SessionId(text, int(found[1]), found[2])
 
 
-async def _sandbox_id(sandbox_id: str) -> str:
-    return parse_sandbox_id(sandbox_id)
+async def _sandbox_id(sandbox_id: str, request: Request) -> str:
+    return parse_sandbox_id(request.scope, sandbox_id)
 
 
-async def _session_id(session_id: str) -> SessionId:
-    return parse_session_id(session_id)
+async def _session_id(session_id: str, request: Request) -> SessionId:
+    return parse_session_id(request.scope, session_id)
 
 
 async def _node_id(node_id: str) -> str:
@@ -133,8 +137,8 @@ async def _token_id(token_id: str) -> str:
     return _checked_id(token_id, ErrorCode.NOT_FOUND, "token")
 
 
-async def _prepare_id(prepare_id: str) -> str:
-    return _checked_id(prepare_id, ErrorCode.NOT_FOUND, "prepared capacity")
+async def _prepare_id(prepare_id: str, caller: Caller) -> str:
+    return _named_id(caller, prepare_id, ErrorCode.NOT_FOUND, "prepared capacity")
 
 
 SandboxPath = Annotated[str, Depends(_sandbox_id)]
@@ -163,6 +167,8 @@ class ListQuery(QueryModel):
     state: SandboxState | None = None
     limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
     cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
+    tenant: TenantName | None = None
+    """Only this tenant's; for operators."""
     refresh: Annotated[str, StringConstraints(max_length=16)] | None = None
     """Accepted for older clients: the list is always fresh."""
 

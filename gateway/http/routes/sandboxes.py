@@ -28,8 +28,11 @@ from gateway.http.routes.parameters import (
     parts_of,
     read_query,
 )
+from gateway.http.tenancy import bound_to, record_shown, sees_all
 from gateway.node_client import CALL_TIMEOUT, IDLE_TIMEOUT, NodeCall, segment
+from gateway.services.scheduler import CreateTerms
 from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import (
     DeleteAnswer,
     LogChunk,
@@ -39,6 +42,7 @@ from gateway.wire.sandboxes import (
     Usage,
 )
 from gateway.wire.states import SandboxState
+from gateway.wire.tenants import qualified
 
 MAX_PAGE_BYTES: Final = 8 * limits.MIB  # clients in the field read 16 MiB at most
 
@@ -62,75 +66,84 @@ async def create_sandbox(
     """
     add_facts(request.scope, target={"sandbox_id": spec.id}, image=spec.image, spec_sha256=spec.sha256())
     default_ttl = parts.services.policies.admit(caller, spec)
-    envelope = await _created(parts, spec, default_ttl, query.wait_seconds)
+    envelope = await _created(
+        parts, spec, CreateTerms(tenant=caller.tenant, default_ttl=default_ttl, wait_seconds=query.wait_seconds)
+    )
     if envelope.recovered:
         response.status_code = 200
-    return envelope
+    return SandboxEnvelope(sandbox=record_shown(caller, envelope.sandbox), recovered=envelope.recovered)
 
 
-async def _created(parts: Parts, spec: SandboxSpec, default_ttl: int | None, wait_seconds: float) -> SandboxEnvelope:
+async def _created(parts: Parts, spec: SandboxSpec, terms: CreateTerms) -> SandboxEnvelope:
     sandboxes = parts.services.sandboxes
     try:
-        return await sandboxes.create(spec, default_ttl=default_ttl, wait_seconds=wait_seconds)
+        return await sandboxes.create(spec, terms)
     except ApiError:
         if "id" not in spec.model_fields_set:
             # The same body sent again gets another id, so nobody would ever claim what continues after this refusal.
-            await sandboxes.delete(spec.id)
+            await sandboxes.delete(qualified(terms.tenant, spec.id))
         raise
 
 
 @router.get("/v1/sandboxes", response_model=SandboxList)
-async def list_sandboxes(query: Annotated[ListQuery, Query()], parts: GatewayParts) -> Response:
+async def list_sandboxes(query: Annotated[ListQuery, Query()], caller: Caller, parts: GatewayParts) -> Response:
     """List sandboxes, oldest first, page by page; deleted ones only when `state` asks for them.
 
-    A page may hold fewer than `limit` when the specs are large.
+    A page may hold fewer than `limit` when the specs are large.  Clients see their tenant's alone; `tenant` is for
+    operators.
     """
+    if query.tenant is not None and not sees_all(caller):
+        raise ApiError(ErrorCode.FORBIDDEN, "tenant: only an operator's token may ask for a tenant's sandboxes")
+    tenant = query.tenant or bound_to(caller)
     limit = query.limit
     while True:
         page = await parts.services.sandboxes.page(
-            labels=query.labels or None, state=query.state, limit=limit, cursor=query.cursor
+            labels=query.labels or None, state=query.state, limit=limit, cursor=query.cursor, tenant=tenant
         )
-        content = page.model_dump_json()
+        shown = [record_shown(caller, record) for record in page.sandboxes]
+        content = SandboxList(sandboxes=shown, next_cursor=page.next_cursor).model_dump_json()
         if len(content) <= MAX_PAGE_BYTES or limit == 1:
             return Response(content, media_type="application/json")
         limit = max(1, min(limit, len(page.sandboxes)) // 2)
 
 
 @router.get("/v1/sandboxes/{sandbox_id}")
-async def get_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
+async def get_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
     """Get one sandbox; one that was deleted within the last day is still returned, with its reason."""
-    return SandboxEnvelope(sandbox=await parts.services.sandboxes.get(sandbox_id))
+    return SandboxEnvelope(sandbox=record_shown(caller, await parts.services.sandboxes.get(sandbox_id)))
 
 
 @router.delete(
     "/v1/sandboxes/{sandbox_id}",
     responses={202: {"model": DeleteAnswer, "description": "The node has yet to confirm"}},
 )
-async def delete_sandbox(sandbox_id: SandboxPath, response: Response, parts: GatewayParts) -> DeleteAnswer:
+async def delete_sandbox(
+    sandbox_id: SandboxPath, response: Response, caller: Caller, parts: GatewayParts
+) -> DeleteAnswer:
     """Delete a sandbox, in any state.  An unknown id is not an error."""
     record = await parts.services.sandboxes.delete(sandbox_id)
     if record is not None and record.state is SandboxState.DELETING:
         response.status_code = 202
-    return DeleteAnswer(deleted=record if record is not None else False)
+    return DeleteAnswer(deleted=record_shown(caller, record) if record is not None else False)
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/pause")
-async def pause_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
+async def pause_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
     """Freeze all processes of a sandbox.  Idempotent."""
-    return SandboxEnvelope(sandbox=await parts.services.sandboxes.pause(sandbox_id))
+    return SandboxEnvelope(sandbox=record_shown(caller, await parts.services.sandboxes.pause(sandbox_id)))
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/resume")
-async def resume_sandbox(sandbox_id: SandboxPath, parts: GatewayParts) -> SandboxEnvelope:
+async def resume_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
     """Thaw a paused sandbox.  Idempotent; an exec or a file transfer does it implicitly."""
-    return SandboxEnvelope(sandbox=await parts.services.sandboxes.resume(sandbox_id))
+    return SandboxEnvelope(sandbox=record_shown(caller, await parts.services.sandboxes.resume(sandbox_id)))
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/restart")
 async def restart_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
     """Start a new generation of a sandbox with the same workspace; the policy is checked again."""
     parts.services.policies.admit(caller, (await parts.services.sandboxes.get(sandbox_id)).spec)
-    return SandboxEnvelope(sandbox=await parts.services.sandboxes.restart(sandbox_id))
+    return SandboxEnvelope(sandbox=record_shown(caller, await parts.services.sandboxes.restart(sandbox_id)))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/logs", response_model=LogChunk)
@@ -162,7 +175,7 @@ class Files:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = parts_of(scope)
-        sandbox_id = parse_sandbox_id(scope["path_params"]["sandbox_id"])
+        sandbox_id = parse_sandbox_id(scope, scope["path_params"]["sandbox_id"])
         path = read_query(scope, FileQuery).path
         route = await parts.services.sandboxes.route(sandbox_id)
 

@@ -23,6 +23,8 @@ class SandboxInfo(TypedDict, total=False):
     """One sandbox as the service describes it.  Times are ISO 8601 with an offset."""
 
     id: Required[str]
+    tenant: str
+    """Whose it is."""
     generation: int
     """Counts incarnations of the id, from 1."""
     image: str
@@ -288,6 +290,7 @@ class PreparedUnitsInfo(TypedDict):
     """Units of one shape that were asked for ahead and that no create has claimed yet."""
 
     prepare_id: str
+    tenant: str
     resources: ResourceAmounts
     """Of one unit."""
     count: int
@@ -305,6 +308,7 @@ class PreparedBuildersInfo(TypedDict):
     """Builders that were asked for ahead."""
 
     prepare_id: str
+    tenant: str
     count: int
     created_at: str
     updated_at: str
@@ -315,6 +319,7 @@ class WaitingSandboxInfo(TypedDict):
     """One sandbox that no node has room for now."""
 
     sandbox_id: str
+    tenant: str
     shape: ResourceAmounts
     runtime: str | None
     isolation: str

@@ -175,15 +175,21 @@ class SandboxCalls(ExecCalls, FileCalls):
         else:
             repeat_until_found(delete, self.transport.sleep)
 
-    def list_sandboxes(self, *, labels: Mapping[str, str] | None = None, state: str | None = None) -> list[SandboxInfo]:
+    def list_sandboxes(
+        self, *, labels: Mapping[str, str] | None = None, state: str | None = None, tenant: str | None = None
+    ) -> list[SandboxInfo]:
         """Return all sandboxes, oldest first; see `iter_sandboxes`."""
-        return list(self.iter_sandboxes(labels=labels, state=state))
+        return list(self.iter_sandboxes(labels=labels, state=state, tenant=tenant))
 
     def iter_sandboxes(
-        self, *, labels: Mapping[str, str] | None = None, state: str | None = None
+        self, *, labels: Mapping[str, str] | None = None, state: str | None = None, tenant: str | None = None
     ) -> Iterator[SandboxInfo]:
-        """Yield the sandboxes that have these labels and this state, oldest first, read page by page."""
-        query: dict[str, object] = {"label": [f"{k}={v}" for k, v in (labels or {}).items()], "state": state}
+        """Yield the sandboxes that have these labels and this state, oldest first, read page by page.
+
+        An operator's token yields those of all tenants, or of ``tenant`` alone; a client's only its own tenant's.
+        """
+        labelled = [f"{k}={v}" for k, v in (labels or {}).items()]
+        query: dict[str, object] = {"label": labelled, "state": state, "tenant": tenant}
         while True:
             page = self._call(ApiCall("GET", "/v1/sandboxes", query, safe=True), SandboxListResponse)
             found = page.get("sandboxes")

@@ -66,8 +66,8 @@ class FusedFleet(Fleet):
         self.nodes, self.log = fleet.nodes, fleet.log
         self._fuse = fuse
 
-    async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
-        return await self._fused(super().create(node, order))
+    async def create(self, node: NodeAddress, sandbox_id: str, order: CreateOrder) -> InventoryItem:
+        return await self._fused(super().create(node, sandbox_id, order))
 
     async def delete(self, node: NodeAddress, sandbox_id: str, generation: int) -> None:
         await self._fused(super().delete(node, sandbox_id, generation))

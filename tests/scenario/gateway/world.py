@@ -141,14 +141,14 @@ class Fleet:
                 where.setdefault(sandbox_id, []).append(node.node_id)
         return where
 
-    async def create(self, node: NodeAddress, order: CreateOrder) -> InventoryItem:
-        async with self._order("create", node, order.spec.id, order.generation) as target:
-            present = target.have.get(order.spec.id)
+    async def create(self, node: NodeAddress, sandbox_id: str, order: CreateOrder) -> InventoryItem:
+        async with self._order("create", node, sandbox_id, order.generation) as target:
+            present = target.have.get(sandbox_id)
             if present is not None and present.generation > order.generation:
                 raise ApiError(ErrorCode.CONFLICT, "a newer generation is here")
             if present is None or present.generation < order.generation:
-                target.have[order.spec.id] = InventoryItem(
-                    sandbox_id=order.spec.id,
+                target.have[sandbox_id] = InventoryItem(
+                    sandbox_id=sandbox_id,
                     generation=order.generation,
                     operation_id=order.operation_id,
                     spec_hash=order.spec.sha256(),
@@ -158,7 +158,7 @@ class Fleet:
                     shape=order.spec.shape,
                     started_at=datetime.now(UTC),
                 )
-            return target.have[order.spec.id]
+            return target.have[sandbox_id]
 
     async def delete(self, node: NodeAddress, sandbox_id: str, generation: int) -> None:
         async with self._order("delete", node, sandbox_id, generation) as target:

@@ -19,6 +19,16 @@ def test_ls_prints_table_json_or_ids(cli: Cli, gateway: Gateway, box: str) -> No
     assert cli("ls", "-q", "--state", "paused")[1] == b""
 
 
+def test_ls_shows_the_tenants_to_those_who_see_several(cli: Cli, gateway: Gateway, box: str) -> None:
+    foreign = {"id": "acme..box", "tenant": "acme"}
+    gateway.sandboxes["acme..box"] = gateway.sandboxes["box"].model_copy(update=foreign)
+    header, first, second = cli("ls", "--tenant", "acme")[1].decode().splitlines()
+    assert header.split()[:3] == ["ID", "TENANT", "STATE"]
+    assert first.split()[:3] == ["box", "default", "running"]
+    assert second.split()[:3] == ["acme..box", "acme", "running"]
+    assert [request.query.get("tenant") for request in gateway.sent("GET", "/sandboxes")] == ["acme"]
+
+
 def test_ls_all_includes_deleted_sandboxes(cli: Cli, gateway: Gateway) -> None:
     cli("ls", "--all")
     assert [request.query.get("state") for request in gateway.sent("GET", "/sandboxes")] == [None, "deleted"]

@@ -54,10 +54,12 @@ def _sandboxes() -> None:
         sa.Column("held_slots", sa.Integer(), nullable=False),
         sa.Column("batch", sa.String(), nullable=True),
         sa.Column("want", sa.Text(), nullable=False),
+        sa.Column("tenant", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_index("ix_sandboxes_node", "sandboxes", ["node_id"], unique=False)
     op.create_index("ix_sandboxes_page", "sandboxes", ["created_at", "id"], unique=False)
+    op.create_index("ix_sandboxes_tenant", "sandboxes", ["tenant", "created_at", "id"], unique=False)
     op.create_index("ix_sandboxes_state", "sandboxes", ["state", "want", "created_at", "id"], unique=False)
 
 
@@ -160,5 +162,6 @@ def _prepared() -> None:
         sa.Column("updated_at", TIME, nullable=False),
         sa.Column("expires_at", TIME, nullable=False),
         sa.Column("batch", sa.String(), nullable=False),
+        sa.Column("tenant", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
