@@ -1,13 +1,17 @@
 """The documents agree with the code, and explain every code, state, setting and command."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from docs import settings
+from gateway.core.policy import Policies
+from gateway.core.policy_check import check
 from gateway.wire.errors import CODE_RULES, ErrorCode
+from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, NodeState, SandboxState
 from sandboxes.app import COMMANDS, application
 
@@ -53,6 +57,48 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
     broken = [target for target in targets if "://" not in target and not (path.parent / target).exists()]
     assert not broken
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_into_a_page_meets_a_heading(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]*\.md|)#([^)\s]+)\)", path.read_text())
+    broken = [
+        f"{page}#{anchor}" for page, anchor in targets if anchor not in anchors(path.parent / page if page else path)
+    ]
+    assert not broken
+
+
+def test_the_threat_model_is_there_and_linked() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    for part in (
+        "Report a vulnerability",
+        "Who is trusted",
+        "The boundaries",
+        "runc",
+        "Side channels",
+        "Secrets",
+        "Supply chain",
+    ):
+        assert part in text, part
+    for named in ("operator", "gateway", "node agent", "client", "sandbox", "image", "registry", "tenant"):
+        assert re.search(rf"^\|[^|]*{named}", text, flags=re.MULTILINE), f"the threat model says nothing about {named}"
+    assert "](SECURITY.md)" in (ROOT / "README.md").read_text()
+    assert "](../SECURITY.md)" in page("README.md")
+
+
+def test_the_policy_of_the_page_about_tenants_is_one() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", page("tenants.md"), flags=re.DOTALL)
+    policies = Policies.parse(textwrap.dedent(text), "docs/tenants.md")
+    policy, quota = policies.of("vision")
+    assert (policy.gpus, policy.max_cpus, quota.gpus, quota.sandboxes) == (2, 4, 4, 20)
+    (spec,) = re.findall(r"echo '(.*)' \|", page("tenants.md"))
+    assert [found.field for found in check(SandboxSpec.model_validate_json(spec), policy)] == ["gpus"]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
