@@ -21,6 +21,14 @@ from node_agent.host.process import readable
 _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default
 _MIN_QUOTA_US: Final = 1_000  # the kernel refuses less
+# gVisor 20240729 takes two threads of the host for each process inside, one more while that waits for the host, and
+# some dozens of its own.  It dies when it can start none, so the bound has room to spare.
+_THREADS_PER_PROCESS: Final = 4
+_OWN_THREADS: Final = 256
+_SHARES_PER_CPU: Final = 1024
+_SHARES: Final = (2, 262_144)  # the kernel's bounds, version 1; engines convert for version 2
+_IO_WEIGHT_PER_CPU: Final = 100
+_IO_WEIGHTS: Final = (10, 1000)
 _EMPTY_TIMEOUT: Final = 10.0
 _GROUP_IS_GONE: Final = (errno.ENOENT, errno.ENODEV)  # before its file was opened, and after
 _THAW_AGAIN: Final = 0.1  # seconds; a pause in another thread may freeze behind the kill's back
@@ -83,6 +91,14 @@ class Cgroup:
             (_ROOT / self.path[1:] / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
         else:
             self._file("cpu", "cpu.cfs_quota_us", "").write_text(str(quota))
+
+    def set_io_weight(self, cpus: float) -> None:
+        """Give the group a share of a busy disk by ``cpus``, where the kernel's scheduler of the disk knows weights."""
+        for name in ("blkio.weight", "blkio.bfq.weight", "io.weight", "io.bfq.weight"):
+            path = self._file("blkio", name, name)
+            if path.exists():
+                with contextlib.suppress(OSError):  # a scheduler without weights
+                    path.write_text(str(io_weight(cpus)))
 
     def forbid_swap(self) -> None:
         """Keep the group's memory out of swap where the host allows it; elsewhere its limit still holds in memory."""
@@ -173,6 +189,28 @@ class Cgroup:
 def cpu_quota(cpus: float) -> int:
     """Return the microseconds per 100 ms for that many cores."""
     return max(_MIN_QUOTA_US, round(cpus * _PERIOD_US))
+
+
+def cpu_shares(cpus: float) -> int:
+    """Return the weight with which a sandbox of that many cores competes for a busy processor."""
+    return _within(_SHARES, round(cpus * _SHARES_PER_CPU))
+
+
+def io_weight(cpus: float) -> int:
+    """Return the weight with which a sandbox of that many cores competes for a busy disk."""
+    return _within(_IO_WEIGHTS, round(cpus * _IO_WEIGHT_PER_CPU))
+
+
+def gvisor_threads(processes: int) -> int:
+    """Return the bound on the host's threads for a gVisor sandbox that may run that many processes.
+
+    Inside, RLIMIT_NPROC bounds the processes of each user and is met first; this is the backstop on the host.
+    """
+    return processes * _THREADS_PER_PROCESS + _OWN_THREADS
+
+
+def _within(bounds: tuple[int, int], value: int) -> int:
+    return max(bounds[0], min(bounds[1], value))
 
 
 def names(tag: str) -> set[str]:

@@ -29,10 +29,6 @@ _STAY_UP: Final = (BUSYBOX, "sleep", "2147483647")
 _PERIOD_US: Final = 100_000  # the kernel's default
 _MAX_SHM_MB: Final = 64  # Docker's default
 _UNBOUNDED_PIDS: Final = 32_768
-# gVisor runs each of its processes on several threads of the host, and dies when it cannot start one.  So inside,
-# RLIMIT_NPROC bounds the processes of each user, and the host's bound is a backstop.
-_GVISOR_THREADS: Final = 16
-_GVISOR_BASE_THREADS: Final = 2_048
 
 
 @dataclass(frozen=True)
@@ -144,6 +140,8 @@ def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
         # Not NanoCpus: Docker refuses more there than the host has.
         "CpuPeriod": _PERIOD_US,
         "CpuQuota": cgroup.cpu_quota(spec.cpus),
+        "CpuShares": cgroup.cpu_shares(spec.cpus),
+        "BlkioWeight": cgroup.io_weight(spec.cpus),
         "Memory": spec.memory_mb * MIB,
         "MemorySwap": spec.memory_mb * MIB,
         **_processes(spec),
@@ -178,7 +176,7 @@ def _processes(spec: SandboxSpec) -> dict[str, Any]:
     if spec.isolation == "runc":
         return {"PidsLimit": limit}
     return {
-        "PidsLimit": limit * _GVISOR_THREADS + _GVISOR_BASE_THREADS,
+        "PidsLimit": cgroup.gvisor_threads(limit),
         "Ulimits": [{"Name": "nproc", "Soft": limit, "Hard": limit}],
     }
 

@@ -174,6 +174,7 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
         """Start the bundle, or the checkpoint; then set the bounds that wait for the end of the start, and watch it."""
         started = start(runsc, paths, network=record.part.net is not None, attempt=attempt, restore=restore)
         paths.cgroup.set_cpus(record.spec.cpus)
+        paths.cgroup.set_io_weight(record.spec.cpus)
         paths.cgroup.forbid_swap()
         began = record.part.started_at if restore else datetime.now(UTC)
         record = record.but(state=EngineState.RUNNING).with_part(sentry_pid=started.pid, started_at=began)

@@ -17,7 +17,7 @@ from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import DEFAULT_CAPABILITIES, SandboxSpec, Security
 from node_agent.host import programs
 from node_agent.host.accounts import Account
-from node_agent.host.cgroup import cpu_quota
+from node_agent.host.cgroup import cpu_quota, cpu_shares, gvisor_threads
 from node_agent.host.disk import open_below
 from node_agent.host.images import EngineImage
 from node_agent.host.programs import BUSYBOX_INSIDE
@@ -159,7 +159,7 @@ def _process(spec: SandboxSpec, process: FirstProcess, init: bool) -> dict[str, 
             "ambient": [],
         },
         "noNewPrivileges": spec.security.no_new_privileges,
-        # gVisor holds processes by this limit, per user; the host's pids controller counts its own threads instead.
+        # gVisor holds processes by this limit, per user; the host's pids controller counts gVisor's threads instead.
         "rlimits": [_limit("RLIMIT_NPROC", pids), _limit("RLIMIT_NOFILE", _OPEN_FILES)],
     }
 
@@ -200,7 +200,12 @@ def _linux(spec: SandboxSpec, host: BundleHost) -> dict[str, Any]:
         "cgroupsPath": host.cgroup,
         "resources": {
             "memory": {"limit": spec.memory_mb * MIB},
-            "cpu": {"period": _PERIOD_US, "quota": cpu_quota(max(spec.cpus, _START_CPUS))},
+            "cpu": {
+                "period": _PERIOD_US,
+                "quota": cpu_quota(max(spec.cpus, _START_CPUS)),
+                "shares": cpu_shares(spec.cpus),
+            },
+            "pids": {"limit": gvisor_threads(process_limit(spec))},
         },
     }
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
 
 from node_agent.runtime.base import SandboxRuntime
@@ -74,6 +75,14 @@ def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: Test
     debris = leftovers.of_node(root, tag)
     shutil.rmtree(root)
     assert (left, debris) == ([], []), "the runtime left these"
+
+
+@pytest.fixture(scope="session")
+def client(docker_daemon: Daemon) -> Iterator[docker.APIClient]:
+    """Return a client of the engine, for looks behind the runtime's back."""
+    made = docker.APIClient(base_url=docker_daemon.url, timeout=60)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

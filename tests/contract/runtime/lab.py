@@ -9,15 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import docker
+
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.errors import RuntimeFailure
+from node_agent.host.cgroup import Cgroup
 from node_agent.runtime.base import ExecCommand, ExecProcess, Found, Order, SandboxRuntime, Stream
+from node_agent.runtime.docker_engine import container_config
 from tests.engines.images import TestImages
 
 PAUSE = ["sleep", "86400"]
 UNTIL_GO = "while [ ! -e /workspace/go ]; do sleep 0.05; done"
 """For a first process that does its thing when the test makes ``/workspace/go``."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 Value = TypeVar("Value")
 
@@ -88,6 +94,25 @@ class Lab:
 
 
 @dataclass(frozen=True)
+class HostGroup:
+    """The control group of one sandbox on the host, on hosts with version 1 and with version 2."""
+
+    name: str
+
+    @property
+    def is_v2(self) -> bool:
+        return (_CGROUPS / "cgroup.controllers").exists()
+
+    def directory(self, controller: str) -> Path:
+        """Return where that controller has the group."""
+        return (_CGROUPS if self.is_v2 else _CGROUPS / controller) / self.name.removeprefix("/")
+
+    def number(self, controller: str, file: str) -> int:
+        """Return what one of its files says."""
+        return int((self.directory(controller) / file).read_text())
+
+
+@dataclass(frozen=True)
 class Box:
     """One sandbox."""
 
@@ -97,6 +122,20 @@ class Box:
     @property
     def id(self) -> str:
         return self.order.sandbox_id
+
+    def container(self, client: docker.APIClient) -> str:
+        """Return the id of the container that the Docker runtime made."""
+        labels = [f"{container_config.LABEL}={self.lab.tag}", f"{container_config.LABEL_ID}={self.id}"]
+        (entry,) = client.containers(all=True, filters={"label": labels})
+        found: str = entry["Id"]
+        return found
+
+    def host_group(self, client: docker.APIClient) -> HostGroup:
+        """Return where the host's kernel holds the sandbox's processes."""
+        if self.lab.fields["runtime"] == "runsc":
+            return HostGroup(Cgroup(self.lab.tag, self.id).path)
+        tag = container_config.cgroup_tag(self.lab.tag)
+        return HostGroup(Cgroup(tag, self.container(client)).path)
 
     def exec(self, *argv: str, stdin: bool = False, **fields: Any) -> ExecProcess:
         """Start a process."""

@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import docker
 import pytest
 
 from gateway.wire.errors import ErrorCode
@@ -14,28 +12,13 @@ from node_agent.host import mounts
 from node_agent.runtime.docker_engine import container_config
 from tests.contract.runtime.lab import UNTIL_GO, Lab, read_all, read_until
 from tests.contract.runtime.marks import docker_only
-from tests.engines.dockerd import Daemon
-
-
-@pytest.fixture
-def client(docker_daemon: Daemon) -> Iterator[Any]:
-    made = docker.APIClient(base_url=docker_daemon.url, timeout=60)
-    yield made
-    made.close()
-
-
-def _container(client: Any, lab: Lab, sandbox_id: str) -> dict[str, Any]:
-    labels = [f"{container_config.LABEL}={lab.tag}", f"{container_config.LABEL_ID}={sandbox_id}"]
-    (entry,) = client.containers(all=True, filters={"label": labels})
-    inspected: dict[str, Any] = client.inspect_container(entry["Id"])
-    return inspected
 
 
 @docker_only
 def test_labels_and_command_hold_no_secret(lab: Lab, client: Any) -> None:
     with lab.sandbox(env={"TOKEN": "s3cret"}) as box:
         box.run("true", env={"MORE": "s3cret"})
-        inspected = _container(client, lab, box.id)
+        inspected = client.inspect_container(box.container(client))
 
     del inspected["Config"]["Env"]
     assert "s3cret" not in json.dumps(inspected)
@@ -103,7 +86,7 @@ def test_sweep_removes_debris_of_its_tag_and_nothing_else(lab: Lab, client: Any)
 @docker_only
 def test_sandbox_whose_container_somebody_removed_is_dead_and_can_be_deleted(lab: Lab, client: Any) -> None:
     box = lab.create()
-    client.remove_container(_container(client, lab, box.id)["Id"], force=True)
+    client.remove_container(box.container(client), force=True)
 
     found = lab.found(box.id)
     assert found is not None

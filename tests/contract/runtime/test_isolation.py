@@ -7,22 +7,17 @@ import subprocess
 import sys
 import tarfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import bpf, devices
-from node_agent.host.cgroup import Cgroup
-from node_agent.runtime.docker_engine import container_config
 from tests.contract.runtime.lab import Box, Lab
 from tests.contract.runtime.marks import also_on_runc
-from tests.engines.dockerd import Daemon
 from tests.engines.images import busybox_root, import_image
 
 CHARACTER, BLOCK = tarfile.CHRTYPE, tarfile.BLKTYPE
@@ -49,13 +44,6 @@ for path in sys.argv[2:]:
     else:
         print(path, 0)
 """
-
-
-@pytest.fixture(scope="module")
-def client(docker_daemon: Daemon) -> Iterator[Any]:
-    made = docker.APIClient(base_url=docker_daemon.url, timeout=60)
-    yield made
-    made.close()
 
 
 def _entry(path: str, kind: bytes, major: int = 0, minor: int = 0, mode: int = 0o666) -> tarfile.TarInfo:
@@ -121,7 +109,7 @@ def test_whatever_a_sandbox_writes_is_mounted_without_devices_and_setuid(lab: La
 @also_on_runc
 def test_processes_of_a_sandbox_may_open_only_what_an_engine_needs(lab: Lab, client: Any) -> None:
     with lab.sandbox() as box:
-        group = _group(lab, box, client)
+        group = box.host_group(client).directory("devices")
         paths = [
             path for path in ("/dev/null", "/dev/urandom", "/dev/loop-control", "/dev/tty0") if Path(path).exists()
         ]
@@ -172,29 +160,12 @@ def _root(lab: Lab, box: Box, client: Any) -> Path:
     """Return the sandbox's root as the host has it."""
     if lab.fields["runtime"] == "runsc":
         return lab.root / "runsc" / "sandboxes" / box.id / "rootfs"
-    inspected = client.inspect_container(_container(lab, box, client))
+    inspected = client.inspect_container(box.container(client))
     return Path(inspected["GraphDriver"]["Data"]["MergedDir"])
 
 
 def _volume(lab: Lab, box: Box) -> Path:
     return lab.root / lab.fields["runtime"] / "sandboxes" / box.id / "volume"
-
-
-def _group(lab: Lab, box: Box, client: Any) -> Path:
-    """Return where the kernel confines the sandbox's processes."""
-    if lab.fields["runtime"] == "runsc":
-        group = Cgroup(lab.tag, box.id)
-    else:
-        group = Cgroup(container_config.cgroup_tag(lab.tag), _container(lab, box, client))
-    version_1 = Path("/sys/fs/cgroup/devices")
-    return (version_1 if version_1.is_dir() else Path("/sys/fs/cgroup")) / group.path[1:]
-
-
-def _container(lab: Lab, box: Box, client: Any) -> str:
-    labels = [f"{container_config.LABEL}={lab.tag}", f"{container_config.LABEL_ID}={box.id}"]
-    (entry,) = client.containers(all=True, filters={"label": labels})
-    found: str = entry["Id"]
-    return found
 
 
 def _open_within(group: Path, paths: list[str]) -> dict[str, int]:

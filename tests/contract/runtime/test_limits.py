@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,31 @@ def test_fork_bomb_is_held_and_the_sandbox_lives(lab: Lab) -> None:
         assert b"all made" not in seen
         assert box.text("echo usable") == "usable"
         assert lab.found(box.id).state is EngineState.RUNNING  # type: ignore[union-attr]
+
+
+def test_host_threads_of_a_gvisor_sandbox_are_bounded(lab: Lab, client: Any) -> None:
+    with lab.sandbox(security={"pids_limit": 200}, memory_mb=512) as box:
+        group = box.host_group(client)
+        script = "n=0; while [ $n -lt 500 ]; do sleep 77100 & n=$((n+1)); done; echo all made"
+        with contextlib.closing(box.exec("sh", "-c", f"sh -c '{script}'; echo over; cat", stdin=True)) as process:
+            seen = read_until(process, b"over")
+            taken, bound = (group.number("pids", name) for name in ("pids.current", "pids.max"))
+            process.kill()
+            read_all(process)
+
+        assert b"all made" not in seen
+        assert 200 < taken < bound <= 1500
+        assert box.text("echo usable") == "usable"
+
+
+@also_on_runc
+def test_sandboxes_compete_for_a_busy_processor_by_their_cores(lab: Lab, client: Any) -> None:
+    with lab.sandbox(cpus=1.5) as box:
+        group = box.host_group(client)
+        if group.is_v2:
+            assert group.number("cpu", "cpu.weight") == 1 + (1536 - 2) * 9999 // 262142
+        else:
+            assert group.number("cpu", "cpu.shares") == 1536
 
 
 @also_on_runc

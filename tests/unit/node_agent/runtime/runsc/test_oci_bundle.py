@@ -7,6 +7,7 @@ import pytest
 
 from gateway.wire.sandboxes import DEFAULT_CAPABILITIES, SandboxSpec, Security
 from node_agent.host.accounts import Account
+from node_agent.host.cgroup import gvisor_threads
 from node_agent.host.images import EngineImage
 from node_agent.runtime.runsc import oci_bundle
 from node_agent.runtime.runsc.oci_bundle import FirstProcess, GuestFiles
@@ -112,7 +113,8 @@ def test_limits() -> None:
     made = config(spec(cpus=4.5, memory_mb=100, security={"pids_limit": 7}))
 
     assert made["linux"]["resources"]["memory"] == {"limit": 100 * 1024 * 1024}
-    assert made["linux"]["resources"]["cpu"] == {"period": 100_000, "quota": 450_000}
+    assert made["linux"]["resources"]["cpu"] == {"period": 100_000, "quota": 450_000, "shares": 4608}
+    assert made["linux"]["resources"]["pids"] == {"limit": gvisor_threads(7)}
     assert {"type": "RLIMIT_NPROC", "soft": 7, "hard": 7} in made["process"]["rlimits"]
 
 
