@@ -21,7 +21,7 @@ def test_the_scripts_are_what_a_shell_can_read(script: str) -> None:
         (1, b"sh: can't create x: Permission denied", ErrorCode.FILE_PERMISSION),
         (1, b"mkdir: x: Not a directory", ErrorCode.NOT_A_DIRECTORY),
         (1, b"something new", ErrorCode.INTERNAL),
-        (137, b"", ErrorCode.INTERNAL),
+        (137, b"", ErrorCode.TRANSFER_INTERRUPTED),
     ],
 )
 def test_a_script_that_failed_is_explained(code: int, stderr: bytes, expected: ErrorCode) -> None:
