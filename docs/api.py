@@ -171,6 +171,8 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
 MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.UNAUTHORIZED: "no token, or one that is unknown, expired or revoked",
     ErrorCode.FORBIDDEN: "the token's scope does not cover this route, or it is another node's credential",
+    ErrorCode.QUOTA_EXCEEDED: "the tenant's quota leaves no room; `fields` names limit, use, and where it is set."
+    " Retryable, with `Retry-After`, only for creates per second",
     ErrorCode.POLICY_DENIED: "the operator's policy does not allow it; `fields` names each value and what is `allowed`",
     ErrorCode.NOT_FOUND: "no such path, or no such token",
     ErrorCode.METHOD_NOT_ALLOWED: "the path has no such method; `Allow` lists those it has",

@@ -15,7 +15,9 @@ from typing import Final, TypedDict, Unpack
 
 from gateway.core.model import Sandbox
 from gateway.core.placement import NeverFits
+from gateway.core.policy import Quota
 from gateway.core.policy_check import Violation
+from gateway.core.quota import Excess
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode, FieldError
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
@@ -129,6 +131,31 @@ def policy_denied(subject: str, tenant: str, violations: Sequence[Violation]) ->
             FieldError(field=found.field, problem=found.problem, allowed=found.allowed, where=found.where)
             for found in violations
         ],
+    )
+
+
+def quota_exceeded(tenant: str, excess: Excess) -> ApiError:
+    """Refuse what a tenant's quota leaves no room for, until something that the tenant has ends."""
+    limit, used, asked = (f"{amount:.12g}" for amount in (excess.limit, excess.used, excess.asked))
+    problem = f"{used} of {limit} in use, {asked} more asked for"
+    return ApiError(
+        ErrorCode.QUOTA_EXCEEDED,
+        f"tenant {tenant} may have {limit} {excess.unit} and has {used}, so {asked} more are refused; delete what is no"
+        f" longer needed, or ask the operator to raise {excess.where}",
+        fields=[FieldError(field=excess.key, problem=problem, allowed=limit, where=excess.where)],
+    )
+
+
+def creates_too_fast(tenant: str, quota: Quota, wait_seconds: float | None) -> ApiError:
+    """Refuse a create above the tenant's creates per second; ``None`` as the wait means that none is allowed."""
+    limit, where = f"{quota.creates_per_second:.12g}", quota.where("creates_per_second")
+    cure = "ask the operator to raise" if wait_seconds is None else "try again later, or ask the operator to raise"
+    return ApiError(
+        ErrorCode.QUOTA_EXCEEDED,
+        f"tenant {tenant} may create {limit} sandboxes a second; {cure} {where}",
+        retryable=wait_seconds is not None,
+        retry_after=wait_seconds,
+        fields=[FieldError(field="creates_per_second", problem="more were sent", allowed=limit, where=where)],
     )
 
 

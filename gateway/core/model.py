@@ -87,6 +87,11 @@ class Sandbox:
             return self.granted
         return Shape(disk_mb=self.spec.disk_mb) if self.ever_ran else NOTHING
 
+    @property
+    def claimed(self) -> Shape:
+        """What counts against its tenant's quota: what it takes of its node, or waits for."""
+        return self.spec.shape if self.state is SandboxState.PENDING else self.held
+
     def same_operation(self, other: "Sandbox") -> bool:
         """Return whether both are at the same operation: what was decided for one still holds for the other."""
         return (self.operation_id, self.state) == (other.operation_id, other.state)

@@ -151,22 +151,22 @@ class Policy(PolicyTable):
 
 
 class Quota(PolicyTable):
-    """How much a tenant may have at once, all its clients together; ``None`` sets no limit."""
+    """How much a tenant may have at once, all its clients together; ``None`` sets no limit.  Operators have none."""
 
     sandboxes: Count = None
-    """Sandboxes that have not ended."""
+    """Sandboxes that have not ended, those that wait for room included."""
     cpus: Amount = None
     """Cores of all its sandboxes."""
     memory_mb: Count = None
     """MiB of memory of all its sandboxes."""
     disk_mb: Count = None
-    """MiB of disk of all its sandboxes."""
+    """MiB of disk of all its sandboxes; one that has ended keeps its own until it is deleted."""
     gpus: Count = None
     """GPUs of all its sandboxes."""
     creates_per_second: Amount = None
-    """Creates a second, on average."""
+    """Creates a second, on average; one second's worth may come at once."""
     prepared_units: Count = None
-    """Units of prepared capacity, sandboxes and builders together."""
+    """Unclaimed units of prepared capacity, sandboxes and builders together."""
 
 
 Table = TypeVar("Table", Policy, Quota)

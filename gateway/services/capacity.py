@@ -13,12 +13,14 @@ from sqlmodel import Session
 from gateway import errors
 from gateway.core.model import PreparedBatch, PreparedKind
 from gateway.core.placement import NeverFits, Requirements
+from gateway.core.policy import Quota
+from gateway.core.quota import units_excess
 from gateway.errors import ApiError
 from gateway.services.scheduler import Scheduler, place_one
 from gateway.services.tasks import AsyncClock, NewId
 from gateway.services.to_wire import prepared_builders, prepared_capacity
 from gateway.store import capacity, sandboxes
-from gateway.store.db import Database
+from gateway.store.db import Database, lock_placement
 from gateway.store.sandboxes import QueuedSandbox
 from gateway.wire import limits
 from gateway.wire.capacity import BuilderPrepareRequest, Ceilings, Demand, PrepareRequest, WaitingSandbox
@@ -92,12 +94,14 @@ class PreparedService:
         self._clock = clock
         self._new_id = new_id
 
-    async def prepare(self, request: PrepareRequest, tenant: str = DEFAULT_TENANT) -> PreparedBatch:
+    async def prepare(
+        self, request: PrepareRequest, tenant: str = DEFAULT_TENANT, quota: Quota | None = None
+    ) -> PreparedBatch:
         """Prepare units of one shape for a tenant; the same id replaces what was asked for under it.
 
         Raises:
-            ApiError: ``NEVER_FITS`` when no node and no pool could hold one unit; ``NO_ROOM`` when too much is
-                prepared already; ``CONFLICT`` when the id is one of builders.
+            ApiError: ``NEVER_FITS`` when no node and no pool could hold one unit; ``QUOTA_EXCEEDED`` when that is too
+                much; ``NO_ROOM`` when too much is prepared already; ``CONFLICT`` when the id is one of builders.
         """
         fresh = self._fresh(PreparedKind.SANDBOX, request, request.shape, tenant)
         asked = replace(fresh, runtime=request.chosen_runtime, isolation=request.isolation, image=request.image)
@@ -106,14 +110,16 @@ class PreparedService:
             answer = place_one(session, Requirements(asked.shape, asked.runtime, asked.isolation))
             if isinstance(answer, NeverFits):
                 raise errors.never_fits(f"capacity {asked.id}", asked.shape, answer)
-            return _put(session, asked)
+            return _put(session, asked, quota)
 
         return await self._db.write(fn)
 
-    async def prepare_builders(self, request: BuilderPrepareRequest, tenant: str = DEFAULT_TENANT) -> PreparedBatch:
+    async def prepare_builders(
+        self, request: BuilderPrepareRequest, tenant: str = DEFAULT_TENANT, quota: Quota | None = None
+    ) -> PreparedBatch:
         """Prepare builders for a tenant. Raises as `prepare`, but for ``NEVER_FITS``."""
         asked = self._fresh(PreparedKind.BUILDER, request, Shape(), tenant)
-        return await self._db.write(lambda session: _put(session, asked))
+        return await self._db.write(lambda session: _put(session, asked, quota))
 
     async def delete(self, kind: PreparedKind, prepare_id: str) -> PreparedBatch | None:
         """Take back what nobody claimed; return it, or ``None`` where there is nothing of that kind and id."""
@@ -146,7 +152,8 @@ class PreparedService:
         )
 
 
-def _put(session: Session, asked: PreparedBatch) -> PreparedBatch:
+def _put(session: Session, asked: PreparedBatch, quota: Quota | None) -> PreparedBatch:
+    lock_placement(session.connection())
     now = asked.updated_at
     other = next(kind for kind in PreparedKind if kind is not asked.kind)
     namesake = capacity.get(session, other, asked.id, now)
@@ -161,6 +168,12 @@ def _put(session: Session, asked: PreparedBatch) -> PreparedBatch:
             f"{limits.MAX_PREPARED} requests for prepared capacity exist already; delete some, or let them expire",
             retry_after=errors.RETRY_WHEN_FULL,
         )
+    if quota is not None:
+        replaced = before.count if before is not None else 0
+        used = capacity.unclaimed_units(session, now, asked.tenant) - replaced
+        excess = units_excess(quota, used, asked.count)
+        if excess is not None:
+            raise errors.quota_exceeded(asked.tenant, excess)
     made = asked if before is None else replace(asked, created_at=before.created_at)
     capacity.put(session, made)
     return made

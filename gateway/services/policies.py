@@ -7,7 +7,7 @@ from typing import Final
 
 from gateway import errors
 from gateway.core import policy_check
-from gateway.core.policy import Policies, Policy
+from gateway.core.policy import Policies, Policy, Quota
 from gateway.core.policy_check import Violation
 from gateway.services.tasks import AsyncClock
 from gateway.services.tokens import Principal
@@ -98,6 +98,10 @@ class PolicyFile:
         policy = self._policy_for(caller)
         if policy is not None:
             _refuse("the exec", caller, policy_check.check_exec(user, isolation, policy))
+
+    def quota_for(self, caller: Principal) -> Quota | None:
+        """Return the quota that bounds what a caller makes; ``None`` for an operator."""
+        return None if caller.scope is TokenScope.OPERATOR else self.current().of(caller.tenant)[1]
 
     def _policy_for(self, caller: Principal) -> Policy | None:
         """Return what binds a caller; ``None`` for an operator."""

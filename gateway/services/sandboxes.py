@@ -19,10 +19,11 @@ from sqlmodel import Session
 from gateway import errors
 from gateway.core import transitions
 from gateway.core.model import Node, NodeAddress, Route, Sandbox
+from gateway.core.policy import Quota
 from gateway.errors import ApiError
 from gateway.services.controllers import ServiceContext
 from gateway.services.expiry import Activity, Reaper
-from gateway.services.scheduler import DEFAULT_TERMS, AdmissionRequest, Admitted, CreateTerms, admit
+from gateway.services.scheduler import DEFAULT_TERMS, AdmissionRequest, Admitted, CreateTerms, admit, require_quota
 from gateway.services.to_wire import cursor_after, read_cursor, sandbox_record
 from gateway.services.unit_of_work import SandboxWatch, Written
 from gateway.settings import GatewaySettings
@@ -78,7 +79,8 @@ class SandboxService:
             terms: what holds beside that.
 
         Raises:
-            ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``; ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
+            ApiError: ``SPEC_CONFLICT``, ``QUOTA_EXCEEDED``, ``NEVER_FITS``;
+                ``NO_ROOM`` or ``CREATE_IN_PROGRESS`` when the wait is over and
                 the create goes on; ``IMAGE_ERROR``, ``START_ERROR``, ``CAPACITY``, ``DISK_FULL``, ``UNSUPPORTED`` as
                 the node answered.
         """
@@ -284,18 +286,22 @@ class SandboxService:
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
         return self._locks.setdefault(sandbox_id, asyncio.Lock())
 
-    async def restart(self, sandbox_id: str) -> SandboxRecord:
+    async def restart(self, sandbox_id: str, quota: Quota | None = None) -> SandboxRecord:
         """Start a new generation on the same node with the same workspace; return when it runs.
+
+        Args:
+            sandbox_id: which.
+            quota: of its tenant, for one that has ended; ``None`` bounds nothing.
 
         Raises:
             ApiError: as `create` and `pause`.
         """
         until = self._clock.monotonic() + self._settings.create_wait
         with self._uow.watch(sandbox_id) as watch:
-            sandbox = await self._uow.commit(lambda session: self._begin_restart(session, sandbox_id))
+            sandbox = await self._uow.commit(lambda session: self._begin_restart(session, sandbox_id, quota))
             return sandbox_record(await self._brought_up(sandbox, watch, until))
 
-    def _begin_restart(self, session: Session, sandbox_id: str) -> Written[Sandbox]:
+    def _begin_restart(self, session: Session, sandbox_id: str, quota: Quota | None) -> Written[Sandbox]:
         sandbox = sandboxes.get(session, sandbox_id)
         if sandbox is None or sandbox.state is S.DELETED:
             raise errors.not_found(sandbox_id, sandbox)
@@ -309,6 +315,8 @@ class SandboxService:
         short = sandbox.granted.shortfalls(room.free + sandbox.held)
         if short:
             raise errors.no_room_to_restart(sandbox, short)
+        if quota is not None:
+            require_quota(session, sandbox.tenant, quota, sandbox.granted.minus(sandbox.claimed))
         after = transitions.restarted(sandbox, self._context.new_id(), self._clock.now())
         saved = sandboxes.save(session, sandbox, after)
         return Written(saved, (saved,))

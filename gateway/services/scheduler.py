@@ -33,11 +33,14 @@ from gateway.core.placement import (
     place,
     place_all,
 )
+from gateway.core.policy import Quota
+from gateway.core.quota import asked_by, claim_excess, paced
 from gateway.services.tasks import AsyncClock
 from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.store import capacity, nodes, sandboxes
 from gateway.store.db import lock_placement
 from gateway.wire.errors import ErrorCode
+from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import ENDED, SANDBOX_TRANSITIONS, SandboxState, next_state
 from gateway.wire.tenants import DEFAULT_TENANT, qualified
@@ -62,6 +65,8 @@ class CreateTerms:
     """Seconds that it lives if its spec has no ttl; ``None``: until it is deleted."""
     wait_seconds: float = math.inf
     """How long the client waits, cut to the service's own ``create_wait``."""
+    quota: Quota | None = None
+    """Of the tenant; ``None`` bounds nothing."""
 
 
 DEFAULT_TERMS: Final = CreateTerms()
@@ -98,7 +103,7 @@ def admit(session: Session, request: AdmissionRequest) -> Written[Admitted]:
     """Write a new sandbox and, where a node has room, the choice of that node; or find what an earlier create wrote.
 
     Raises:
-        ApiError: ``SPEC_CONFLICT``, ``NEVER_FITS``, ``NO_ROOM`` when too many wait already.
+        ApiError: ``SPEC_CONFLICT``, ``QUOTA_EXCEEDED``, ``NEVER_FITS``, ``NO_ROOM`` when too many wait already.
     """
     present = sandboxes.get(session, request.sandbox_id)
     if present is None or present.state is SandboxState.DELETED:
@@ -126,6 +131,8 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
         default_ttl=request.terms.default_ttl,
     )
     fresh = replace(fresh, tenant=request.terms.tenant, batch=None if tombstone is None else tombstone.batch)
+    if request.terms.quota is not None:
+        _charge(session, fresh, request.terms.quota, request.now)
     answer = place_one(session, Requirements.of(fresh))
     if isinstance(answer, NeverFits):
         raise errors.never_fits(f"sandbox {fresh.id}", fresh.spec.shape, answer, sandbox_id=fresh.id)
@@ -140,6 +147,31 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
         sandbox = sandboxes.replace_deleted(session, tombstone, sandbox)
     reasons = answer.reasons if isinstance(answer, NoRoom) else ()
     return Written(Admitted(sandbox, recovered=False, reasons=reasons), (sandbox,))
+
+
+def _charge(session: Session, fresh: Sandbox, quota: Quota, now: datetime) -> None:
+    """Count a new sandbox against its tenant's quota, in the transaction that writes it."""
+    require_quota(session, fresh.tenant, quota, asked_by(fresh))
+    if quota.creates_per_second is None:
+        return
+    if not quota.creates_per_second:
+        raise errors.creates_too_fast(fresh.tenant, quota, None)
+    pace = paced(quota.creates_per_second, capacity.create_due(session, fresh.tenant), now)
+    if pace.due is None:
+        raise errors.creates_too_fast(fresh.tenant, quota, pace.wait_seconds)
+    capacity.set_create_due(session, fresh.tenant, pace.due)
+
+
+def require_quota(session: Session, tenant: str, quota: Quota, more: Shape) -> None:
+    """Return if a tenant's quota leaves room for ``more``; nobody else claims anything before the transaction's end.
+
+    Raises:
+        ApiError: ``QUOTA_EXCEEDED``.
+    """
+    lock_placement(session.connection())
+    excess = claim_excess(quota, sandboxes.claims(session, tenant), more)
+    if excess is not None:
+        raise errors.quota_exceeded(tenant, excess)
 
 
 def place_one(session: Session, needs: Requirements) -> Placement:

@@ -10,7 +10,7 @@ from sqlmodel import Session, col
 
 from gateway.core.model import PreparedBatch, PreparedKind, Sandbox
 from gateway.store.db import StaleError, affected
-from gateway.store.tables import CeilingRow, PreparedRow
+from gateway.store.tables import CeilingRow, CreatePaceRow, PreparedRow
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.resources import Shape
 
@@ -42,6 +42,11 @@ def count_unclaimed(session: Session, now: datetime, tenant: str) -> int:
     """Return how many requests of a tenant have not expired and have unclaimed units."""
     statement = select(func.count()).select_from(PreparedRow).where(*_unclaimed(now, tenant))
     return session.scalar(statement) or 0
+
+
+def unclaimed_units(session: Session, now: datetime, tenant: str) -> int:
+    """Return how many units of a tenant's nobody has claimed, sandboxes and builders together."""
+    return session.scalar(select(func.sum(PreparedRow.count)).where(*_unclaimed(now, tenant))) or 0
 
 
 def put(session: Session, prepared: PreparedBatch) -> None:
@@ -118,6 +123,20 @@ def _units_of(row: PreparedRow) -> PreparedBatch:
         shape=Shape.model_validate_json(row.shape),
         **{name: getattr(row, name) for name in _PLAIN},
     )
+
+
+# -- creates per second -----------------------------------------------------------------------------------------------
+
+
+def create_due(session: Session, tenant: str) -> datetime | None:
+    """Return when the next create of a tenant is due; ``None`` before its first."""
+    row = session.get(CreatePaceRow, tenant)
+    return None if row is None else row.due
+
+
+def set_create_due(session: Session, tenant: str, due: datetime) -> None:
+    """Write when the next create of a tenant is due."""
+    session.merge(CreatePaceRow(tenant=tenant, due=due))
 
 
 # -- ceilings of the pools --------------------------------------------------------------------------------------------

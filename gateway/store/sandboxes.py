@@ -213,6 +213,13 @@ def reservations(session: Session) -> dict[str, Reservation]:
     }
 
 
+def claims(session: Session, tenant: str) -> Shape:
+    """Return what all sandboxes of a tenant take of their nodes, or wait for."""
+    held = [func.coalesce(func.sum(getattr(SandboxRow, f"held_{name}")), 0) for name in RESOURCES]
+    sums = session.execute(select(*held).where(col(SandboxRow.tenant) == tenant)).one()
+    return Shape(**dict(zip(RESOURCES, sums, strict=True)))
+
+
 # -- those that wait for room -----------------------------------------------------------------------------------------
 
 
@@ -305,7 +312,7 @@ def _spec(text: str) -> SandboxSpec:
 def _columns(sandbox: Sandbox) -> dict[str, Any]:
     """Return the columns of a sandbox, ``id`` included."""
     columns: dict[str, Any] = {name: getattr(sandbox, name) for name in _PLAIN}
-    held = sandbox.held
+    held = sandbox.claimed
     return columns | {
         "id": sandbox.id,
         "spec": sandbox.spec.model_dump_json(),

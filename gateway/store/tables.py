@@ -45,7 +45,7 @@ class SandboxRow(SQLModel, table=True):
     exit_code: int | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    # What it takes of its node now, so that one query sums up a node.
+    # What it takes of its node now, or waits for without one: one query sums up a node, another a tenant.
     held_cpus: float = 0.0
     held_memory_mb: int = 0
     held_disk_mb: int = 0
@@ -144,6 +144,15 @@ class PreparedRow(SQLModel, table=True):
     created_at: datetime
     updated_at: datetime
     expires_at: datetime
+
+
+class CreatePaceRow(SQLModel, table=True):
+    """When the next create of a tenant is due, where its quota bounds creates per second."""
+
+    __tablename__ = "create_paces"
+
+    tenant: str = Field(primary_key=True)
+    due: datetime
 
 
 class CeilingRow(SQLModel, table=True):

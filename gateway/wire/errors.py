@@ -13,6 +13,7 @@ class ErrorCode(StrEnum):
     UNAUTHORIZED = "unauthorized"
     FORBIDDEN = "forbidden"
     POLICY_DENIED = "policy_denied"
+    QUOTA_EXCEEDED = "quota_exceeded"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     INVALID_REQUEST = "invalid_request"
@@ -58,6 +59,7 @@ CODE_RULES: Final[dict[ErrorCode, CodeRule]] = {
     ErrorCode.UNAUTHORIZED: CodeRule(401, False),
     ErrorCode.FORBIDDEN: CodeRule(403, False),
     ErrorCode.POLICY_DENIED: CodeRule(403, False),
+    ErrorCode.QUOTA_EXCEEDED: CodeRule(429, False),
     ErrorCode.NOT_FOUND: CodeRule(404, False),
     ErrorCode.METHOD_NOT_ALLOWED: CodeRule(405, False),
     ErrorCode.INVALID_REQUEST: CodeRule(422, False),

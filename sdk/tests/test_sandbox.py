@@ -20,6 +20,7 @@ from ucloud_sandboxes_sdk import (
     NoRoomError,
     NotFoundError,
     PolicyDeniedError,
+    QuotaExceededError,
     SandboxApiError,
     SandboxClient,
     SandboxHandle,
@@ -101,6 +102,7 @@ def test_create_raises_last_error_at_its_deadline(client: SandboxClient, gateway
         (ErrorCode.NEVER_FITS, NeverFitsError),
         (ErrorCode.INVALID_REQUEST, InvalidRequestError),
         (ErrorCode.POLICY_DENIED, PolicyDeniedError),
+        (ErrorCode.QUOTA_EXCEEDED, QuotaExceededError),
         (ErrorCode.SPEC_CONFLICT, SpecConflictError),
     ],
 )

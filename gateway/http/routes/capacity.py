@@ -42,7 +42,7 @@ async def prepare_capacity(
 ) -> PrepareAnswer:
     """Request capacity before it is needed; each create of the same shape claims one unit."""
     parts.services.policies.admit_prepare(caller, body)
-    made = await parts.services.prepared.prepare(body, caller.tenant)
+    made = await parts.services.prepared.prepare(body, caller.tenant, parts.services.policies.quota_for(caller))
     add_facts(request.scope, target={"prepare_id": made.id})
     return PrepareAnswer(
         prepare=capacity_shown(caller, prepared_capacity(made)), demand=await _demand_of(parts, caller)
@@ -69,7 +69,9 @@ async def prepare_builders(
     body: BuilderPrepareRequest, request: Request, caller: Caller, parts: GatewayParts
 ) -> BuilderPrepareAnswer:
     """Ask for builders before a build needs them."""
-    made = await parts.services.prepared.prepare_builders(body, caller.tenant)
+    made = await parts.services.prepared.prepare_builders(
+        body, caller.tenant, parts.services.policies.quota_for(caller)
+    )
     add_facts(request.scope, target={"prepare_id": made.id})
     return BuilderPrepareAnswer(
         prepare=builders_shown(caller, prepared_builders(made)), demand=await _demand_of(parts, caller)

@@ -65,10 +65,14 @@ async def create_sandbox(
     `id` the service generates one, and a refused create leaves nothing behind.
     """
     add_facts(request.scope, target={"sandbox_id": spec.id}, image=spec.image, spec_sha256=spec.sha256())
-    default_ttl = parts.services.policies.admit(caller, spec)
-    envelope = await _created(
-        parts, spec, CreateTerms(tenant=caller.tenant, default_ttl=default_ttl, wait_seconds=query.wait_seconds)
+    policies = parts.services.policies
+    terms = CreateTerms(
+        tenant=caller.tenant,
+        default_ttl=policies.admit(caller, spec),
+        wait_seconds=query.wait_seconds,
+        quota=policies.quota_for(caller),
     )
+    envelope = await _created(parts, spec, terms)
     if envelope.recovered:
         response.status_code = 200
     return SandboxEnvelope(sandbox=record_shown(caller, envelope.sandbox), recovered=envelope.recovered)
@@ -141,9 +145,11 @@ async def resume_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: Gateway
 
 @router.post("/v1/sandboxes/{sandbox_id}/restart")
 async def restart_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
-    """Start a new generation of a sandbox with the same workspace; the policy is checked again."""
-    parts.services.policies.admit(caller, (await parts.services.sandboxes.get(sandbox_id)).spec)
-    return SandboxEnvelope(sandbox=record_shown(caller, await parts.services.sandboxes.restart(sandbox_id)))
+    """Start a new generation of a sandbox with the same workspace; policy and quota are checked again."""
+    sandboxes, policies = parts.services.sandboxes, parts.services.policies
+    policies.admit(caller, (await sandboxes.get(sandbox_id)).spec)
+    record = await sandboxes.restart(sandbox_id, policies.quota_for(caller))
+    return SandboxEnvelope(sandbox=record_shown(caller, record))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/logs", response_model=LogChunk)

@@ -116,6 +116,14 @@ class PolicyDeniedError(InvalidRequestError):
     """
 
 
+class QuotaExceededError(InvalidRequestError):
+    """The tenant of this token has as much as its quota allows, or creates too fast; nothing happened.
+
+    ``fields`` names the limit, what is ``allowed``, and ``where`` the operator has set it.  Only too many creates a
+    second are ``retryable``, and are retried for you; otherwise something of the tenant's has to end first.
+    """
+
+
 class NotFoundError(SandboxApiError):
     """There is no sandbox or exec session of that id."""
 
@@ -248,6 +256,7 @@ BY_CODE: Final[Mapping[str, type[SandboxApiError]]] = {
     "unauthorized": AuthenticationError,
     "forbidden": AuthenticationError,
     "policy_denied": PolicyDeniedError,
+    "quota_exceeded": QuotaExceededError,
     "not_found": NotFoundError,
     "invalid_request": InvalidRequestError,
     "payload_too_large": InvalidRequestError,

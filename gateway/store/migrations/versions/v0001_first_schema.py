@@ -20,6 +20,7 @@ def upgrade() -> None:
     _join_tokens()
     _ceilings()
     _prepared()
+    _create_paces()
 
 
 def _sandboxes() -> None:
@@ -164,4 +165,13 @@ def _prepared() -> None:
         sa.Column("batch", sa.String(), nullable=False),
         sa.Column("tenant", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
+    )
+
+
+def _create_paces() -> None:
+    op.create_table(
+        "create_paces",
+        sa.Column("tenant", sa.String(), nullable=False),
+        sa.Column("due", TIME, nullable=False),
+        sa.PrimaryKeyConstraint("tenant"),
     )

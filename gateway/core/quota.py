@@ -1,0 +1,89 @@
+"""Decide whether a tenant's quota leaves room for one thing more.
+
+What counts is what its sandboxes take of their nodes or wait for (`gateway.core.model.Sandbox.claimed`), whoever made
+them.  The caller reads that in the transaction that writes the new thing, and holds off every other one meanwhile.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from gateway.core.model import Sandbox
+from gateway.core.policy import Quota
+from gateway.wire.limits import MAX_GPUS
+from gateway.wire.resources import Shape
+
+_ROUNDING: Final = 1e-9
+
+_STANDING: Final = (
+    ("sandboxes", "slots", "sandboxes"),
+    ("cpus", "cpus", "cores"),
+    ("memory_mb", "memory_mb", "MiB of memory"),
+    ("disk_mb", "disk_mb", "MiB of disk"),
+    ("gpus", "gpus", "GPUs"),
+)
+"""Key of the quota, field of a shape, and the unit for people."""
+
+
+@dataclass(frozen=True)
+class Excess:
+    """One limit of a quota that something would break."""
+
+    key: str
+    """Of the quota."""
+    unit: str
+    limit: float
+    used: float
+    asked: float
+    where: str
+    """Where the limit is set, for people."""
+
+
+def claim_excess(quota: Quota, used: Shape, more: Shape) -> Excess | None:
+    """Return the first limit that ``more`` would break for a tenant that claims ``used`` already."""
+    for key, name, unit in _STANDING:
+        limit = getattr(quota, key)
+        present, asked = getattr(used, name), getattr(more, name)
+        if limit is not None and asked > 0 and present + asked > limit + _ROUNDING:
+            return Excess(key, unit, limit, present, asked, quota.where(key))
+    return None
+
+
+def units_excess(quota: Quota, used: int, more: int) -> Excess | None:
+    """Return the excess of ``more`` prepared units for a tenant that has ``used`` unclaimed ones."""
+    limit = quota.prepared_units
+    if limit is None or used + more <= limit:
+        return None
+    return Excess("prepared_units", "prepared units", limit, used, more, quota.where("prepared_units"))
+
+
+def asked_by(sandbox: Sandbox) -> Shape:
+    """Return what a new sandbox asks of a quota: ``all`` GPUs of a node that is not chosen yet may be any number."""
+    shape = sandbox.spec.shape
+    return shape.model_copy(update={"gpus": MAX_GPUS}) if sandbox.spec.gpus == "all" else shape
+
+
+@dataclass(frozen=True)
+class CreatePace:
+    """The answer to a create under a quota of creates per second: it may begin, or has to wait."""
+
+    due: datetime | None
+    """When the next create would be on time, if this one begins; ``None``: it has to wait."""
+    wait_seconds: float = 0.0
+    """For how long; 0 for one that may begin."""
+
+
+def paced(per_second: float, due: datetime | None, now: datetime) -> CreatePace:
+    """Return whether a create may begin now: ``per_second`` on average, one second's worth at once.
+
+    Args:
+        per_second: of the quota, above 0.
+        due: as the create before left it; ``None`` before the first.
+        now: UTC.
+    """
+    interval = 1.0 / per_second
+    on_time = now if due is None else max(now, due)
+    ahead = (on_time - now).total_seconds() - max(0.0, 1.0 - interval)
+    if ahead > 1e-6:
+        return CreatePace(None, ahead)
+    return CreatePace(on_time + timedelta(seconds=interval))
