@@ -38,6 +38,7 @@ DEFAULT_USER: Final = "1000:1000"
 DEFAULT_WORKSPACE: Final = "/workspace"
 DEFAULT_TMPFS_MB: Final = 64
 DEFAULT_RUN_TMPFS_MB: Final = 16
+DEFAULT_SHM_MB: Final = 64  # as Docker
 
 MIN_MEMORY_MB: Final = 16
 MIN_CPUS: Final = 0.01  # Linux's least quota: 1 ms in 100 ms

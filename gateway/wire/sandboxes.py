@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import posixpath
 import re
 from typing import Annotated, Final, Literal, Self
 from uuid import uuid4
@@ -24,6 +25,9 @@ UserName = Annotated[
 Capability = Annotated[str, StringConstraints(pattern=r"^(CAP_)?[A-Z][A-Z0-9_]{0,40}$")]
 AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/", max_length=limits.MAX_PATH_BYTES)]
 Argument = Annotated[str, StringConstraints(max_length=limits.MAX_COMMAND_BYTES)]
+
+_SHADOWED: Final = frozenset({"/", "/proc", "/sys", "/dev", "/tmp", "/run", "/.sandbox"})  # noqa: S108 - inside
+_ENGINES_OWN: Final = ("/proc/", "/sys/", "/dev/", "/.sandbox/")
 
 # capabilities(7): what each of these may do is done to the whole host.  The others act on the sandbox's own files,
 # processes and network.
@@ -77,7 +81,7 @@ class Security(WireRequest):
     cap_add: list[Capability] = []
     """Added after ``cap_drop``, such as ``NET_BIND_SERVICE``; with runc those that reach the host are refused."""
     no_new_privileges: bool = True
-    """Whether programs with the setuid bit grant no privileges."""
+    """Whether setuid programs grant no privileges; ``false`` needs runc, as gVisor never lets them."""
     pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=1, le=limits.MAX_PIDS)
     """Most processes and threads at once; ``null`` leaves only the node's own limit."""
     read_only_rootfs: bool = False
@@ -102,13 +106,18 @@ class Filesystem(WireRequest):
     """MiB of /tmp, held in memory and counted against the sandbox's memory."""
     run_tmpfs_mb: int = Field(default=limits.DEFAULT_RUN_TMPFS_MB, ge=1, le=65536)
     """MiB of /run, likewise."""
+    shm_mb: int = Field(default=limits.DEFAULT_SHM_MB, ge=1, le=65536)
+    """MiB of /dev/shm, likewise."""
 
     @field_validator("workspace_path")
     @classmethod
-    def _plain_path(cls, value: str) -> str:
-        if ".." in value.split("/") or value.rstrip("/") in {"", "/proc", "/sys", "/dev", "/tmp", "/run"}:  # noqa: S108
-            raise ValueError("workspace_path: must be a directory of its own, without '..'")
-        return value.rstrip("/")
+    def _own_directory(cls, value: str) -> str:
+        path = "/" + posixpath.normpath(value).lstrip("/")
+        if ".." in value.split("/") or path in _SHADOWED or path.startswith(_ENGINES_OWN):
+            raise ValueError(
+                "workspace_path: must be a directory of its own, without '..' and not in /proc, /sys, /dev or /.sandbox"
+            )
+        return path
 
 
 class Ssh(WireRequest):
@@ -212,6 +221,10 @@ class SandboxSpec(WireRequest):
         check_size(self.command, self.env)
         if self.isolation == "runc" and self.runtime == "runsc":
             raise ValueError("isolation: 'runc' needs runtime 'docker'")
+        if self.isolation == "gvisor" and not self.security.no_new_privileges:
+            raise ValueError(
+                "security.no_new_privileges: false needs isolation 'runc': under gVisor setuid programs grant nothing"
+            )
         if self.gpu_count and self.runtime == "runsc":
             raise ValueError("gpus: GPUs need runtime 'docker'")
         return self

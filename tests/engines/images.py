@@ -14,7 +14,7 @@ _APPLETS = re.findall(
     "sh cat echo sleep true false head tail dd ls id env pwd printf kill ps wc sha256sum mkdir rm touch stat df od yes "
     "nc wget ip ping chmod test seq sort tr readlink mount setsid ln grep",
 )
-_PASSWD = "root:x:0:0:root:/root:/bin/sh\nagent:x:1234:1234:agent:/home/agent:/bin/sh\n"
+_PASSWD = "root::0:0:root:/root:/bin/sh\nagent:x:1234:1234:agent:/home/agent:/bin/sh\n"
 _GROUP = "root:x:0:\nagent:x:1234:\n"
 
 

@@ -27,7 +27,6 @@ LABEL_SPEC: Final = "sandbox-fleet.spec"
 RUNTIMES: Final = {"gvisor": "runsc", "runc": "runc"}
 _STAY_UP: Final = (BUSYBOX, "sleep", "2147483647")
 _PERIOD_US: Final = 100_000  # the kernel's default
-_MAX_SHM_MB: Final = 64  # Docker's default
 _UNBOUNDED_PIDS: Final = 32_768
 
 
@@ -151,7 +150,7 @@ def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
         "ReadonlyRootfs": security.read_only_rootfs,
         "Init": security.init,
         "IpcMode": "private",
-        "ShmSize": min(_MAX_SHM_MB, spec.memory_mb) * MIB,
+        "ShmSize": spec.filesystem.shm_mb * MIB,
         "Tmpfs": {
             "/tmp": f"rw,exec,nosuid,nodev,mode=1777,size={spec.filesystem.tmpfs_mb}m",  # noqa: S108 - the sandbox's
             "/run": f"rw,nosuid,nodev,mode=755,{owner},size={spec.filesystem.run_tmpfs_mb}m",

@@ -27,7 +27,6 @@ DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 TOOLS: Final = posixpath.dirname(BUSYBOX_INSIDE)
 NODE_PIDS: Final = 8192  # bound on processes where the spec sets none
 _OPEN_FILES: Final = 65536
-_SHM_MB: Final = 64  # Docker's default size of /dev/shm
 _PERIOD_US: Final = 100_000
 _START_CPUS: Final = 2.0  # a start is short work on two threads; the true bound is set once it is done
 
@@ -175,7 +174,7 @@ def _mounts(spec: SandboxSpec, account: Account, host: BundleHost) -> list[dict[
         _mount("/proc", "proc"),
         _mount("/dev", "tmpfs", "nosuid", "mode=755"),
         _mount("/dev/pts", "devpts"),
-        _mount("/dev/shm", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={_SHM_MB}m"),  # noqa: S108 - inside the sandbox
+        _mount("/dev/shm", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={files.shm_mb}m"),  # noqa: S108 - inside the sandbox
         _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
         _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={files.tmpfs_mb}m"),  # noqa: S108
         _mount("/run", "tmpfs", "nosuid", "nodev", "mode=755", *owner, f"size={files.run_tmpfs_mb}m"),

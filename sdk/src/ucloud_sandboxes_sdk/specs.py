@@ -49,6 +49,7 @@ class SandboxFilesystemInfo(TypedDict, total=False):
     workspace_path: str
     tmpfs_mb: int
     run_tmpfs_mb: int
+    shm_mb: int
 
 
 class SandboxSpecInfo(TypedDict, total=False):
@@ -106,6 +107,8 @@ class SandboxFilesystemSpec:
     """MiB of ``/tmp``, held in memory."""
     run_tmpfs_mb: int = 16
     """MiB of ``/run``, held in memory."""
+    shm_mb: int = 64
+    """MiB of ``/dev/shm``, held in memory."""
 
     def to_dict(self) -> SandboxFilesystemInfo:
         """Return the JSON object on the wire."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
@@ -119,7 +120,7 @@ def test_processes_of_a_sandbox_may_open_only_what_an_engine_needs(lab: Lab, cli
 
 
 @also_on_runc
-def test_setuid_program_of_an_image_grants_nothing(lab: Lab, client: Any) -> None:
+def test_setuid_program_of_an_image_grants_nothing_unless_it_was_asked_for(lab: Lab, client: Any) -> None:
     entries = _entry("/planted", tarfile.DIRTYPE, mode=0o755), _entry("/planted/su", tarfile.REGTYPE, mode=0o4755)
     import_image(client, "sandbox-test/setuid:1", busybox_root(*entries), [])
 
@@ -128,6 +129,13 @@ def test_setuid_program_of_an_image_grants_nothing(lab: Lab, client: Any) -> Non
 
     assert tried.code != 0
     assert b"must be suid" in tried.stderr
+    if lab.fields["isolation"] == "gvisor":  # which never lets them: the spec is refused
+        with pytest.raises(ValidationError):
+            lab.spec(security={"no_new_privileges": False})
+        return
+    wanted = {"no_new_privileges": False, "cap_add": ["SETUID", "SETGID"]}
+    with lab.sandbox(image="sandbox-test/setuid:1", security=wanted) as box:
+        assert box.text("/planted/su -c 'id -u'") == "0"
 
 
 def test_groups_of_version_2_take_the_same_rules_as_a_program(engines: None) -> None:

@@ -12,6 +12,7 @@ from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread, read_all, read_
 from tests.contract.runtime.marks import also_on_runc
 
 MIB = 1024 * 1024
+_IN_MEMORY = ("/tmp", "/dev/shm")
 # Doubles a string: 32 bytes become more than any limit here in two dozen steps.
 MEMORY_HOG = "x=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; while :; do x=$x$x; done"
 
@@ -94,11 +95,12 @@ def test_disk_inside_has_the_size_that_was_asked_for(lab: Lab) -> None:
 
 
 @also_on_runc
-def test_tmp_is_memory_of_bounded_size(lab: Lab) -> None:
-    with lab.sandbox(filesystem={"tmpfs_mb": 4}) as box:
-        filled = box.sh("dd if=/dev/zero of=/tmp/big bs=1M count=20")
+def test_tmp_and_shm_are_memory_of_the_size_that_was_asked_for(lab: Lab) -> None:
+    with lab.sandbox(filesystem={"tmpfs_mb": 4, "shm_mb": 5}) as box:
+        filled = [box.sh(f"dd if=/dev/zero of={place}/big bs=1M count=20; wc -c <{place}/big") for place in _IN_MEMORY]
 
-    assert b"No space left on device" in filled.stderr
+    assert all(b"No space left on device" in result.stderr for result in filled)
+    assert [int(result.stdout) for result in filled] == [4 * MIB, 5 * MIB]
 
 
 @also_on_runc

@@ -24,7 +24,7 @@ def refused(asked: SandboxSpec, policy: Policy) -> list[str]:
     [
         ({}, []),
         ({"security": {"user": "0:0"}}, []),
-        ({"security": {"user": None, "no_new_privileges": False}}, []),
+        ({"security": {"user": None}}, []),
         ({"network": "bridge", "gpus": 2, "runtime": "docker"}, []),
         ({"isolation": "runc"}, ["isolation"]),
         ({"security": {"cap_add": ["NET_ADMIN"]}}, ["security.cap_add"]),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gateway.wire.sandboxes import SandboxSpec
 
@@ -25,3 +26,28 @@ def test_capabilities_reach_the_host_only_where_its_kernel_is_shared(
     isolation: str, added: list[str], reach_the_host: list[str]
 ) -> None:
     assert spec(isolation=isolation, security={"cap_add": added}).host_level_capabilities == reach_the_host
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/./", "//", "/proc", "/proc/./", "/proc/self", "//proc/x", "/sys/fs", "/dev/shm", "/x/../etc", "/tmp/."],
+)
+def test_a_workspace_never_hides_what_the_engine_mounts(path: str) -> None:
+    with pytest.raises(ValidationError):
+        spec(filesystem={"workspace_path": path})
+
+
+@pytest.mark.parametrize(
+    ("path", "plain"),
+    [("/work/", "/work"), ("//work/./a", "/work/a"), ("/tmp/work", "/tmp/work"), ("/process", "/process")],
+)
+def test_a_workspace_has_one_name(path: str, plain: str) -> None:
+    assert spec(filesystem={"workspace_path": path}).filesystem.workspace_path == plain
+
+
+def test_setuid_programs_need_a_kernel_that_lets_them() -> None:
+    asked = {"security": {"no_new_privileges": False}}
+
+    assert not spec(isolation="runc", **asked).security.no_new_privileges
+    with pytest.raises(ValidationError):
+        spec(**asked)
