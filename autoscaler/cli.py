@@ -27,12 +27,11 @@ from autoscaler.settings import AutoscalerSettings, PoolSettings
 from autoscaler.user_data import ucloud_init_script
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.system import Check, Verdict
-from gateway.wire.text import printable
+from gateway.wire.text import log_to_stderr, printable
 from providers import registry
 
 WIDE: Final = 200
 """Columns of a table that is not printed to a terminal."""
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 app = typer.Typer(no_args_is_help=True, help="Run the autoscaler, or look at its plan.")
 
@@ -46,7 +45,7 @@ def run(
     execute: Annotated[bool, typer.Option("--execute", help="Act on the plan; without it, only look.")] = False,
 ) -> None:
     """Run the daemon in the foreground until SIGTERM."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    log_to_stderr(logging.INFO)
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL)  # the daemon logs its events
     logging.getLogger("alembic").setLevel(logging.WARNING)
     with _click_errors():

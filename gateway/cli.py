@@ -28,7 +28,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MAX_TOKEN_TTL
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
-from gateway.wire.text import printable
+from gateway.wire.text import log_to_stderr, printable
 from gateway.wire.tokens import RequestedScope, TokenCreated, TokenRecord, TokenRequest, TokenScope
 
 if TYPE_CHECKING:  # it imports the database, which only the commands without --url need
@@ -49,7 +49,6 @@ UP_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
 """Where `sandboxes up` leaves its URL and tokens by default."""
 WIDE: Final = 240
 """Columns of a table that is not printed to a terminal."""
-LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with the gateway's settings.")]
 StateDir = Annotated[Path | None, typer.Option(help="The gateway's state directory.")]
@@ -82,7 +81,7 @@ def run_gateway(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise click.UsageError(f"--log-level {log_level}: must be debug, info, warning or error")
-    logging.basicConfig(level=level, format=LOG_FORMAT)
+    log_to_stderr(level)
     logging.getLogger("alembic").setLevel(max(level, logging.WARNING))
     from gateway.main import run
 

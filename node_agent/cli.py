@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gateway.wire.settings import ConfigurationError
+from gateway.wire.text import log_to_stderr
 from node_agent.settings import NodeSettings, tag_of
 
 app = typer.Typer(no_args_is_help=True, help="Run the node agent on this machine.")
@@ -31,9 +32,7 @@ def run(
     from node_agent import main
     from node_agent.startup import FACTORIES, NodeStartError
 
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(logging.DEBUG if verbose else logging.INFO)
     for name in ("urllib3", "docker"):
         logging.getLogger(name).setLevel(logging.WARNING)
     given: dict[str, object] = {"root": root} if root is not None else {}

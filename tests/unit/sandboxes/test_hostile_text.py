@@ -1,13 +1,15 @@
 """What the service says is shown by the command line, and never obeyed by a terminal."""
 
 import json
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.wire.errors import ErrorCode
-from gateway.wire.text import printable
+from gateway.wire.text import LOG_FORMAT, LogFormatter, printable
 from sandboxes.app import COMMANDS
 from tests.fakes.gateway import Gateway, Reply, error
 from tests.unit.sandboxes.cli_process import Cli
@@ -141,6 +143,16 @@ def test_refusals_are_shown_and_not_obeyed(
 def test_output_of_programs_is_not_touched(cli: Cli, gateway: Gateway, box: str) -> None:
     gateway.program = lambda request, stdin: ([("stdout", b"\x1b[31mred\x1b[0m\r\n"), ("stderr", EVIL.encode())], 0)
     assert cli("exec", box, "--", "ls", "--color") == (0, b"\x1b[31mred\x1b[0m\r\n", EVIL)
+
+
+def test_no_record_of_a_log_makes_a_second_line() -> None:
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "refused %s", (EVIL,), None)
+    assert_harmless(LogFormatter(LOG_FORMAT).format(record), lines=1)
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    assert "Traceback" in LogFormatter(LOG_FORMAT).format(record).splitlines()[1]
 
 
 def test_text_of_our_own_keeps_its_lines() -> None:
