@@ -20,6 +20,7 @@ from gateway.wire.states import SandboxState
 from gateway.wire.tokens import TokenRequest, TokenScope
 from tests.gateway_process import gateway_process, new_token
 from tests.integration.small_fleet import SmallFleet, small_fleet
+from tests.waiting import wait_until
 from ucloud_sandboxes_sdk import Image, NoRoomError, SandboxClient, SandboxSpec
 
 
@@ -147,17 +148,53 @@ def test_an_exec_resumes_a_paused_sandbox(fleet: SmallFleet, box: str) -> None:
     assert fleet.operator.sandbox(box).state is SandboxState.RUNNING
 
 
+def over_half(fleet: SmallFleet) -> int:
+    """Return an amount of memory of which the node has room for one and not for two."""
+    wait_until(lambda: len(fleet.operator.nodes()) == 1)
+    return fleet.operator.nodes()[0].total.memory_mb // 2 + 64
+
+
 def sdk(fleet: SmallFleet) -> SandboxClient:
     return SandboxClient(fleet.gateway.url, api_token=fleet.client_token)
 
 
 def test_a_client_with_little_time_learns_why_it_waits(fleet: SmallFleet) -> None:
-    (node,) = fleet.operator.nodes()
-    half = {"image": Image.from_registry("fake"), "memory_mb": node.total.memory_mb // 2 + 64, "disk_mb": 64}
+    half = {"image": Image.from_registry("fake"), "memory_mb": over_half(fleet), "disk_mb": 64}
     with sdk(fleet) as client, client.create_sandbox(**half):
         with pytest.raises(NoRoomError):
             client.create_sandbox(**half, request_timeout_seconds=1)
         assert client.list_sandboxes(state="pending") == []
+
+
+def test_a_client_that_leaves_before_it_knows_its_sandbox_leaves_nothing(fleet: SmallFleet) -> None:
+    memory = over_half(fleet)
+    body = {"image": "fake", "memory_mb": memory, "disk_mb": 64}
+    with (
+        sdk(fleet) as client,
+        client.create_sandbox(image=Image.from_registry("fake"), memory_mb=memory, disk_mb=64),
+    ):
+        with pytest.raises(requests.Timeout):
+            fleet.session.post(f"{fleet.gateway.url}/v1/sandboxes", json=body, timeout=0.5)
+        wait_until(lambda: client.list_sandboxes(state="pending") == [])
+
+
+def test_an_interrupted_exec_of_any_tenant_is_killed(fleet: SmallFleet) -> None:
+    token = fleet.operator.create_token(TokenRequest(name="x", scope=TokenScope.CLIENT, tenant="acme")).token
+
+    def interrupted(session: dict[str, Any], *_: object) -> Any:
+        found.append(session["id"])
+        raise KeyboardInterrupt
+
+    found: list[str] = []
+    with (
+        SandboxClient(fleet.gateway.url, api_token=token) as client,
+        client.create_sandbox(image=Image.from_registry("fake"), memory_mb=64, disk_mb=64) as sandbox,
+    ):
+        client._collect = interrupted  # type: ignore[assignment,method-assign]
+        with pytest.raises(KeyboardInterrupt) as caught:
+            sandbox.exec(["sleep", "99"])
+        assert not hasattr(caught.value, "__notes__"), caught.value.__notes__
+        wait_until(lambda: client.get_exec_session(found[0])["session"]["status"] != "running")
 
 
 def test_a_client_names_the_session_that_it_starts(fleet: SmallFleet, box: str) -> None:

@@ -15,14 +15,14 @@ from starlette.types import Scope
 from gateway import errors
 from gateway.errors import ApiError
 from gateway.http.responses import from_validation, invalid_request
-from gateway.http.tenancy import caller_of, meant, sees_all
+from gateway.http.tenancy import caller_of, meant
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
 from gateway.services.tokens import Principal
 from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
-from gateway.wire.tenants import TenantName, is_id, is_qualified, tenant_of
+from gateway.wire.tenants import TenantName, is_id, is_qualified
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
 _SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
@@ -114,11 +114,12 @@ def parse_session_id(scope: Scope, text: str) -> SessionId:
             ErrorCode.EXEC_NOT_FOUND,
             f"{text[:150]!r} is not an exec session id: those have the form exec-<32 hex>.<generation>.<sandbox>",
         )
-    caller = caller_of(scope)
-    if not sees_all(caller) and tenant_of(found[2]) != caller.tenant:
+    # A client that named the session itself knows it by the sandbox's id in its own tenant.
+    sandbox_id = meant(caller_of(scope), found[2])
+    if not is_qualified(sandbox_id):
         # Nodes are asked for a session by its whole id, so that of another tenant must not get there.
         raise errors.not_found(found[2], None)
-    return SessionId(text, int(found[1]), found[2])
+    return SessionId(text[: found.start(2)] + sandbox_id, int(found[1]), sandbox_id)
 
 
 async def _sandbox_id(sandbox_id: str, request: Request) -> str:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.http.audit import add_facts
-from gateway.http.proxy import download, forwarded, upload, while_connected
+from gateway.http.proxy import CallerGoneError, download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
     Caller,
     CreateQuery,
@@ -62,7 +62,7 @@ async def create_sandbox(
 
     Idempotent by id and equal spec: send it again after a retryable error, or when no answer came.  A create that
     takes longer than `wait_seconds` continues after its retryable answer, which says what it waits for.  Without an
-    `id` the service generates one, and a refused create leaves nothing behind.
+    `id` the service generates one, and a create that is refused, or whose client leaves, leaves nothing behind.
     """
     add_facts(request.scope, target={"sandbox_id": spec.id}, image=spec.image, spec_sha256=spec.sha256())
     policies = parts.services.policies
@@ -72,20 +72,22 @@ async def create_sandbox(
         wait_seconds=query.wait_seconds,
         quota=policies.quota_for(caller),
     )
-    envelope = await _created(parts, spec, terms)
+    if "id" in spec.model_fields_set:
+        envelope = await parts.services.sandboxes.create(spec, terms)
+    else:
+        envelope = await _created_without_id(parts, request, spec, terms)
     if envelope.recovered:
         response.status_code = 200
     return SandboxEnvelope(sandbox=record_shown(caller, envelope.sandbox), recovered=envelope.recovered)
 
 
-async def _created(parts: Parts, spec: SandboxSpec, terms: CreateTerms) -> SandboxEnvelope:
+async def _created_without_id(parts: Parts, request: Request, spec: SandboxSpec, terms: CreateTerms) -> SandboxEnvelope:
+    """Create a sandbox whose id nobody knows before the answer; without the answer nobody ever will."""
     sandboxes = parts.services.sandboxes
     try:
-        return await sandboxes.create(spec, terms)
-    except ApiError:
-        if "id" not in spec.model_fields_set:
-            # The same body sent again gets another id, so nobody would ever claim what continues after this refusal.
-            await sandboxes.delete(qualified(terms.tenant, spec.id))
+        return await while_connected(request.receive, sandboxes.create(spec, terms))
+    except (ApiError, CallerGoneError):
+        await sandboxes.delete(qualified(terms.tenant, spec.id))
         raise
 
 
