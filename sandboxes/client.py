@@ -40,6 +40,7 @@ from ucloud_sandboxes_sdk import (
     SandboxSpec,
     SpecConflictError,
 )
+from ucloud_sandboxes_sdk.cleanup import repeat_until_found, to_its_end
 
 # Long enough for any image that has a sleep: the command runs beside it.
 STAY_UP: Final = ("sleep", "2147483647")
@@ -125,17 +126,19 @@ def _spec(
 def _sandbox_for(client: SandboxClient, spec: SandboxSpec, *, keep: bool) -> Iterator[SandboxHandle]:
     """Create a sandbox for the block; delete it after, unless it is to be kept or was never ours."""
     failures: list[SandboxApiError] = []
-    ours = True
+    ours, answered = True, False
     try:
         try:
             sandbox = _create(client, spec, failures)
+            answered = True
         except SandboxApiError as error:
             ours = not isinstance(error, NOTHING_MADE) and not all(map(never_sent, (*failures, error)))
+            answered = error.status_code is not None
             raise
         yield sandbox
     finally:
         if ours and not keep:
-            _delete(client, spec.id)
+            _delete(client, spec.id, answered)
 
 
 def _create(client: SandboxClient, spec: SandboxSpec, failures: list[SandboxApiError]) -> SandboxHandle:
@@ -151,10 +154,21 @@ def _create(client: SandboxClient, spec: SandboxSpec, failures: list[SandboxApiE
         return client.create_sandbox(spec, on_progress=report)
 
 
-def _delete(client: SandboxClient, sandbox_id: str) -> None:
+def _delete(client: SandboxClient, sandbox_id: str, answered: bool) -> None:
+    """Delete the sandbox; a further Ctrl-C ends the wait for it, and not the deletion.
+
+    Args:
+        client: of the service.
+        sandbox_id: which.
+        answered: the service has answered its create, which otherwise may arrive after this.
+    """
+
+    def delete() -> bool:
+        return bool(client.delete_sandbox(sandbox_id)["deleted"])
+
     try:
         with waiting(f"deleting sandbox {sandbox_id}"):
-            client.delete_sandbox(sandbox_id)
+            to_its_end(delete if answered else lambda: repeat_until_found(delete))
     except SandboxApiError as error:
         # The command's own outcome is what the caller is waiting for.
         message = f"warning: sandbox {sandbox_id} is deleted after {IDLE_SECONDS} idle seconds, not now: {error}"

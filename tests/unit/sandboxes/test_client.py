@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,22 @@ def test_run_passes_everything_through_and_deletes(cli: Cli, gateway: Gateway, m
     assert spec.idle_seconds  # a client that is killed leaves nothing for ever
     order = ExecRequest.model_validate_json(gateway.sent("POST", "/exec")[0].body)
     assert (order.command, order.timeout_seconds) == (["sh", "-c", "exit 3"], 9)
+    assert gateway.sandboxes == {}
+
+
+def test_run_deletes_its_sandbox_although_ctrl_c_is_pressed_again(
+    environment: dict[str, str], gateway: Gateway
+) -> None:
+    gateway.open_session = True
+    held = threading.Event()
+    gateway.next("DELETE", "/run-[0-9a-f]+", Reply(503, b'{"retryable":true}', hang=held))
+    with cli_process("run", "busybox", "--", "sleep", "99") as process:
+        gateway.wait_for("the exec", lambda: gateway.sessions)
+        process.send_signal(signal.SIGINT)
+        gateway.wait_for("the deletion", lambda: gateway.sent("DELETE", "/run-[0-9a-f]+"))
+        process.send_signal(signal.SIGINT)
+        held.set()
+        assert process.wait(20) == 130
     assert gateway.sandboxes == {}
 
 
