@@ -96,11 +96,12 @@ def error_shown(scope: Scope, error: ApiError, request_id: str | None) -> ErrorB
     caller = scope.get("state", {}).get(PRINCIPAL)
     if not isinstance(caller, Principal) or sees_all(caller):
         return body
+    prefix = caller.tenant + SEPARATOR
     return body.model_copy(
         update={
             "error": _own_words(caller, body.error),
             "reasons": None if body.reasons is None else [_own_words(caller, reason) for reason in body.reasons],
-            "sandbox_id": None if body.sandbox_id is None else own_id(body.sandbox_id),
+            "sandbox_id": None if body.sandbox_id is None else body.sandbox_id.removeprefix(prefix),
         }
     )
 

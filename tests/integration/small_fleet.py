@@ -25,6 +25,7 @@ class SmallFleet:
     node: NodeUnderTest
     operator: GatewayClient
     client_token: str
+    operator_token: str
     session: requests.Session
 
     def call(self, method: str, path: str, **options: Any) -> requests.Response:
@@ -64,6 +65,6 @@ def small_fleet(
         ):
             session.headers["X-UCloud-Sandbox-Token"] = client_token
             try:
-                yield SmallFleet(gateway, node, operator, client_token, session)
+                yield SmallFleet(gateway, node, operator, client_token, operator_token, session)
             finally:
                 node.remove_all()
