@@ -66,9 +66,9 @@ class NodeSettings(DaemonSettings):
     which was measured at 2 % of a core; with this bound idle sandboxes take half of the machine at most, and the
     agent, the engines and the gateway's calls go on being served."""
     spool_mb: int = Field(default=8192, ge=16)
-    """MiB that the histories of all exec sessions may take; output beyond it is counted, not stored."""
+    """MiB that the histories of all exec sessions may take, shared fairly; output beyond it is counted, not stored."""
     max_execs: int = Field(default=limits.MAX_EXECS_PER_NODE, ge=1)
-    """Most processes of exec sessions at once."""
+    """Most processes of exec sessions at once; tenants and sandboxes share them fairly."""
     exec_retention: float = Field(default=limits.EXEC_RETENTION, gt=0)
     """Seconds for which an ended session can be read."""
 

@@ -6,8 +6,10 @@ Blocking; safe from any thread.
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +17,16 @@ from pydantic import ValidationError
 
 from gateway.wire import limits
 from gateway.wire.exec import ExecSession, Stream
+from gateway.wire.shares import FairPool, Holder, ShareOf
 from gateway.wire.tenants import QUALIFIED_PATTERN
 from node_agent.exec.spool import HEADER_SIZE, CharacterGate, Spool, SpoolRecord, cut
 from node_agent.runtime.base import Chunk
 from node_agent.runtime.base import Stream as Output
 
 log = logging.getLogger(__name__)
+
+KEPT_AT_LEAST: Final = 30.0
+"""Seconds for which an ended session is kept even where its sandbox's share is used up: it is being read."""
 
 SESSION_ID: Final = re.compile(
     r"exec-[0-9a-f]{32}\.(?P<generation>[1-9][0-9]{0,17})\.(?P<sandbox>" + QUALIFIED_PATTERN[1:-1] + ")"
@@ -43,10 +49,10 @@ class History:
     Args:
         path: the file of events.
         max_output: bytes of output that are stored; the rest is counted only.
-        reserve: takes that many bytes from the room that all histories share; ``False`` where they are not free.
+        reserve: takes that many bytes from the room that all histories share; else returns whose share is used up.
     """
 
-    def __init__(self, path: Path, max_output: int, reserve: Callable[[int], bool]) -> None:
+    def __init__(self, path: Path, max_output: int, reserve: Callable[[int], ShareOf | None]) -> None:
         self._spool = Spool(path)
         self._max_output = max_output
         self._reserve = reserve
@@ -107,8 +113,8 @@ class History:
         room = self._max_output - sum(self._kept.values())
         fitting = cut(data, room)
         why = f"the session stores {self._max_output} bytes at most" if len(fitting) < len(data) else ""
-        if fitting and not self._reserve(len(fitting) + HEADER_SIZE):
-            fitting, why = b"", "the node's spool is full"
+        if fitting and (full := self._reserve(len(fitting) + HEADER_SIZE)) is not None:
+            fitting, why = b"", f"the node has no more room for it: {full.value}"
         try:
             if fitting:
                 self._spool.append(stream.value, fitting, time)
@@ -137,22 +143,25 @@ class History:
 
 
 class HistoryStore:
-    """The directory of all histories.  Safe from any thread."""
+    """The directory of all histories.  Safe from any thread.
+
+    Its room is shared fairly.  Who has used up a share loses the oldest of its own ended sessions, and output only
+    where there is none.
+
+    Args:
+        directory: where the files are.
+        max_bytes: room for all of them.
+    """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._directory = directory
-        self._max_bytes = max_bytes
-        self._used = 0
+        self._pool = FairPool(max_bytes, least=max_bytes // 256)
+        self._taken: dict[str, int] = {}
+        self._ended: dict[str, float] = {}  # in the order of their ends
         self._lock = threading.Lock()
-
-    def reserve(self, size: int) -> bool:
-        """Take ``size`` bytes of the room that all histories share; return ``False`` where they are not free."""
-        with self._lock:
-            if self._used + size > self._max_bytes:
-                return False
-            self._used += size
-            return True
+        self.on_evicted: Callable[[str], None] = lambda _session_id: None
+        """Called from any thread with a session whose history was removed to make room."""
 
     def meta(self, session_id: str) -> Path:
         """Return the path of the session's state."""
@@ -164,14 +173,48 @@ class HistoryStore:
         Raises:
             OSError: the disk is full or broken.
         """
-        return History(self._events(session_id), max_output, self.reserve)
+        return History(self._events(session_id), max_output, partial(self._reserve, session_id))
 
-    def remove(self, session_id: str, stored: int) -> None:
-        """Delete a history of ``stored`` bytes; its room is free again."""
+    def ended(self, session_id: str) -> None:
+        """Note that nothing will be added to a history: from now on it may have to make room for others."""
+        with self._lock:
+            self._ended[session_id] = time.monotonic()
+
+    def remove(self, session_id: str) -> None:
+        """Delete a history; its room is free again."""
         self._events(session_id).unlink(missing_ok=True)
         self.meta(session_id).unlink(missing_ok=True)
         with self._lock:
-            self._used = max(0, self._used - stored)
+            self._ended.pop(session_id, None)
+            taken = self._taken.pop(session_id, 0)
+        if taken:
+            self._pool.give(_holder(session_id), taken)
+
+    def _reserve(self, session_id: str, size: int) -> ShareOf | None:
+        """Take room, if need be by removing what is old; return whose share is used up where that does not help."""
+        holder = _holder(session_id)
+        while (full := self._pool.take(holder, size)) is not None:
+            old = self._oldest(holder, full)
+            if old is None:
+                return full
+            log.info("the history of session %s is removed early: %s", old, full.value)
+            self.remove(old)
+            self.on_evicted(old)
+        with self._lock:
+            self._taken[session_id] = self._taken.get(session_id, 0) + size
+        return None
+
+    def _oldest(self, holder: Holder, full: ShareOf) -> str | None:
+        """Return the session that ended first, and not just now, of those whose share is used up."""
+        if full is ShareOf.POOL:
+            holder = self._pool.largest() or holder
+        until = time.monotonic() - KEPT_AT_LEAST
+        with self._lock:
+            for session_id, ended in self._ended.items():
+                other = _holder(session_id)
+                if ended <= until and (other == holder or (full is ShareOf.TENANT and other.tenant == holder.tenant)):
+                    return session_id
+        return None
 
     def former(self) -> Iterator[tuple[ExecSession, History]]:
         """Yield the sessions of earlier lives of the agent; remove files that belong to none."""
@@ -188,7 +231,9 @@ class HistoryStore:
             known |= {meta, events}
             history = self.open(session.id, limits.MAX_EXEC_OUTPUT)
             history.restore_totals(OutputTotals(session.stdout_bytes, session.stderr_bytes, session.truncated))
-            self.reserve(history.size)
+            if history.size:
+                self._pool.take_over(_holder(session.id), history.size)
+                self._taken[session.id] = history.size
             yield session, history
         for path in self._directory.iterdir():
             if path not in known:
@@ -196,3 +241,8 @@ class HistoryStore:
 
     def _events(self, session_id: str) -> Path:
         return self._directory / f"{session_id}.events"
+
+
+def _holder(session_id: str) -> Holder:
+    match = SESSION_ID.fullmatch(session_id)
+    return Holder.of(match["sandbox"] if match else session_id)

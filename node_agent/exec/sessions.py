@@ -17,6 +17,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
+from gateway.wire.shares import FairPool, Holder
 from gateway.wire.states import ExecStatus
 from gateway.wire.tenants import own_id
 from node_agent.errors import NodeError, bad_field
@@ -51,6 +52,7 @@ class Sessions:
         self._bounds = bounds
         self._sessions: dict[str, Session] = {}
         self._runners: dict[str, Runner] = {}
+        self._running = FairPool(bounds.running)
         self._stdin_room = StdinRoom()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing = False
@@ -58,6 +60,7 @@ class Sessions:
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take over the sessions of earlier lives; those that had not ended end here."""
         self._loop = loop
+        self._store.on_evicted = self._evicted
         for former, history in self._store.former():
             session = Session(former, history, self._store.meta(former.id), Bell(loop))
             self._sessions[session.id] = session
@@ -65,6 +68,7 @@ class Sessions:
                 session.save()
             else:
                 history.close()
+            self._store.ended(session.id)
             age = (datetime.now(UTC) - session.ended_at).total_seconds()
             self._forget_later(session, max(0.0, self._bounds.retention - max(0.0, age)))
 
@@ -102,12 +106,18 @@ class Sessions:
         _check_id(sandbox_id, order)
         if order.session_id in self._sessions:
             return self._sessions[order.session_id]
-        if len(self._runners) >= self._bounds.running:
+        holder = Holder.of(sandbox_id)
+        if (full := self._running.take(holder)) is not None:
             raise NodeError(
                 ErrorCode.EXEC_LIMIT,
-                f"{len(self._runners)} processes run on this node, its most; try again when one has ended",
+                f"{self._running.held(holder)} processes run in sandbox {sandbox_id} and {self._running.total} on its"
+                f" node, which takes {self._bounds.running}: {full.value}; try again when one has ended",
             )
-        session = self._new(sandbox_id, order)
+        try:
+            session = self._new(sandbox_id, order)
+        except BaseException:
+            self._running.give(holder)
+            raise
         request = order.exec
         command = ExecCommand(tuple(request.command), request.env, request.working_dir, request.user, request.stdin)
         stdin = StdinBuffer(self._stdin_room) if request.stdin else None
@@ -210,7 +220,7 @@ class Sessions:
         except OSError as error:
             if history is not None:
                 history.close()
-            self._store.remove(order.session_id, 0)
+            self._store.remove(order.session_id)
             raise NodeError(
                 ErrorCode.DISK_FULL,
                 f"the node has no room for the session's output: {error.strerror}",
@@ -226,6 +236,8 @@ class Sessions:
 
     def _ended(self, runner: Runner) -> None:
         if self._runners.pop(runner.session.id, None) is not None:
+            self._running.give(Holder.of(runner.session.sandbox_id))
+            self._store.ended(runner.session.id)
             self._forget_later(runner.session, self._bounds.retention)
 
     def _forget_later(self, session: Session, seconds: float) -> None:
@@ -233,7 +245,14 @@ class Sessions:
 
     def _forget(self, session: Session) -> None:
         if self._sessions.pop(session.id, None) is not None:
-            self._background(self._store.remove, session.id, session.stored_bytes)
+            self._background(self._store.remove, session.id)
+
+    def _evicted(self, session_id: str) -> None:
+        """Forget a session whose history is gone already; called from any thread."""
+        try:
+            self._running_loop.call_soon_threadsafe(self._sessions.pop, session_id, None)
+        except RuntimeError:
+            log.debug("the loop is closed; session %s is forgotten with the agent", session_id)
 
     def _expire(self, runner: Runner, seconds: float) -> None:
         if not runner.session.expire():

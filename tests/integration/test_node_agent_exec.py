@@ -331,7 +331,7 @@ def test_deleting_the_sandbox_ends_a_waiting_reader(
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[NodeUnderTest]:
-    with served(tmp_path / "small", given={"max_execs": 2, "exec_retention": 0.5}) as under_test:
+    with served(tmp_path / "small", given={"max_execs": 16, "exec_retention": 0.5}) as under_test:
         assert under_test.create("box").status_code == 200
         yield under_test
         under_test.remove_all()

@@ -4,18 +4,19 @@ import tracemalloc
 from pathlib import Path
 
 from gateway.wire import limits
+from gateway.wire.shares import ShareOf
 from node_agent.exec.history import History, OutputTotals
 from node_agent.runtime.base import Chunk, Stream
 
 ALL = 10**9
 
 
-def unbounded(_size: int) -> bool:
-    return True
+def unbounded(_size: int) -> None:
+    return None
 
 
-def used_up(_size: int) -> bool:
-    return False
+def used_up(_size: int) -> ShareOf:
+    return ShareOf.SANDBOX
 
 
 def test_the_bound_on_output_is_one_event_with_what_is_stored(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_full_spool_truncates_and_says_so(tmp_path: Path) -> None:
     history.output(Chunk(Stream.STDOUT, b"abc"), 1.0)
     (record,) = history.read(0, ALL, ALL)
     assert record.stream == "truncated"
-    assert b"spool is full" in record.data
+    assert ShareOf.SANDBOX.value.encode() in record.data
     history.close()
 
 
