@@ -214,25 +214,23 @@ def test_anothers_sandbox_is_one_that_is_not_there(tenants: Tenants, row: Row) -
 @pytest.mark.usefixtures("unharmed")
 @pytest.mark.parametrize("row", rows(Way.SESSION), ids=" ".join)
 def test_anothers_session_is_one_that_is_not_there(tenants: Tenants, row: Row) -> None:
+    def answered(caller: str, code: str, sandbox_id: str) -> tuple[int, str]:
+        status, body = answer_to(tenants[caller], row, f"{code}.1.{sandbox_id}")
+        return status, body.replace(code, "exec-CODE").replace(qualified(caller, sandbox_id), "NAME").replace(
+            sandbox_id, "NAME"
+        )
+
+    never = f"exec-{'0' * 32}"
     for caller, owner in PAIRS:
         code = tenants[owner].session_id.split(".")[0]
-        missing = f"exec-{'0' * 32}.1.{qualified(caller, 'nowhere')}"
-        status, body = answer_to(tenants[caller], row, missing)
-        nothing = status, body.replace("nowhere", "NAME")
+        nothing = answered(caller, never, "nowhere")
         assert nothing[0] == 404
-        for name in (
-            tenants[owner].session_id,
-            f"{code}.1.{owner}..only-{owner}",
-            f"{code}.1.{owner}..nowhere",
-            f"exec-{'0' * 32}.1.{owner}..shared",
-            f"{code}.1.nobody..shared",
-        ):
-            status, body = answer_to(tenants[caller], row, name)
-            assert (status, body.replace(name.split(".", 2)[2], "NAME")) == nothing, (caller, name)
-        # The session of another tenant under the name of the caller's own sandbox.
-        own = f"{code}.1.{qualified(caller, 'shared')}"
-        unknown = f"exec-{'0' * 32}.1.{qualified(caller, 'shared')}"
-        assert answer_to(tenants[caller], row, own) == answer_to(tenants[caller], row, unknown)
+        for name in (f"{owner}..shared", f"{owner}..only-{owner}", f"{owner}..nowhere", "nobody..shared"):
+            assert answered(caller, code, name) == answered(caller, never, name) == nothing, (caller, name)
+        # A plain id is the caller's own sandbox, in which that session is as unknown as any.
+        for name in ("shared", f"only-{caller}", qualified(caller, "shared")):
+            assert answered(caller, code, name) == answered(caller, never, name), (caller, name)
+        assert answered(caller, code, f"only-{owner}") == nothing
 
 
 @pytest.mark.usefixtures("unharmed")
