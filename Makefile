@@ -1,7 +1,7 @@
 # Every target does its own set-up, which is quick after the first time.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up demo doctor test unit check format docs bench soak setup python engines database tools borrow clean
+.PHONY: help up demo doctor test unit check format docs lock bench soak setup python engines database tools borrow clean
 
 VENV := .venv/bin
 # Arguments for the command behind a target, e.g.  make up ARGS='--port 8391'  or  make test ARGS='-k placement -x'
@@ -40,6 +40,9 @@ format: python  ## format the sources and apply lint fixes
 docs: python  ## regenerate the tables in the documents from the code
 	@$(VENV)/python docs/settings.py
 	@$(VENV)/python docs/api.py
+
+lock: python  ## write the lock files anew, keeping what still fits; ARGS=--upgrade takes the newest versions
+	@$(VENV)/python setup/lock.py $(ARGS)
 
 bench: python engines  ## measure against the raw engines on this machine
 	@$(VENV)/python -m tests.bench $(ARGS)

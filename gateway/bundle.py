@@ -2,7 +2,8 @@
 
 ``sandboxes gateway bundle`` makes it (`build_bundle`). The node agent's wheel is built from the checkout that the
 gateway's installation came from, or downloaded in the same version; its dependencies are downloaded as wheels for the
-Pythons of the nodes.  The scripts come out of the wheel.  The gateway serves it with its manifest (`BundleService`).
+Pythons of the nodes, in the versions and with the hashes of the lock file.  That and the scripts come out of the wheel.
+The gateway serves it with its manifest (`BundleService`).
 """
 
 import asyncio
@@ -32,7 +33,13 @@ PYTHONS: Final = ("3.11", "3.12", "3.13")
 """Of Debian 12, Ubuntu 24.04 and Debian 13."""
 MANIFEST: Final = "manifest.json"
 SCRIPTS: Final = ("install.sh", "packages.sh", "sandbox-fleet-node.service")
-_INSIDE: Final = "node_agent/install"
+LOCK: Final = "requirements.txt"
+"""Name of the lock file in the bundle."""
+_SOURCES: Final = {
+    **{name: f"node_agent/install/{name}" for name in SCRIPTS},
+    LOCK: "sandboxes/locks/node.txt",
+}
+"""Where each file lies in the wheel."""
 # Debian 12 has glibc 2.36; when pip downloads for another machine, it takes only the tags it is given.
 _GLIBC: Final = ("manylinux_2_34", "manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1")
 _PIP_SECONDS: Final = 900.0
@@ -81,10 +88,10 @@ def build_bundle(request: BundleRequest, say: Callable[[str], None], pip: Pip | 
             draft.mkdir(mode=0o755)
             say("building the wheel of the node agent")
             wheel = _wheel(draft, request.source, pip)
+            _unpack(wheel)
             for python in request.pythons:
                 say(f"downloading its dependencies for Python {python}")
-                pip(_download(draft, wheel, python, request.machine))
-            _unpack_scripts(wheel)
+                pip(_download(draft, python, request.machine))
             manifest = _described(draft, wheel)
             _replace(draft, request.directory.absolute(), Path(temporary) / "old")
     except OSError as error:
@@ -121,7 +128,7 @@ def _checkout() -> Path | None:
     return path if origin.scheme == "file" and path.is_dir() else None
 
 
-def _download(draft: Path, wheel: Path, python: str, machine: str) -> list[str]:
+def _download(draft: Path, python: str, machine: str) -> list[str]:
     platforms = [part for glibc in _GLIBC for part in ("--platform", f"{glibc}_{machine}")]
     return [
         "download",
@@ -136,17 +143,19 @@ def _download(draft: Path, wheel: Path, python: str, machine: str) -> list[str]:
         *platforms,
         "--dest",
         str(draft),
-        f"{wheel}[node]",
+        "--require-hashes",
+        "--requirement",
+        str(draft / LOCK),
     ]
 
 
-def _unpack_scripts(wheel: Path) -> None:
+def _unpack(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        for name in SCRIPTS:
+        for name, source in _SOURCES.items():
             try:
-                (wheel.parent / name).write_bytes(archive.read(f"{_INSIDE}/{name}"))
+                (wheel.parent / name).write_bytes(archive.read(source))
             except KeyError:
-                raise click.ClickException(f"{wheel.name} has no {_INSIDE}/{name}: it is of another version") from None
+                raise click.ClickException(f"{wheel.name} has no {source}: it is of another version") from None
 
 
 def _described(draft: Path, wheel: Path) -> BundleManifest:

@@ -75,8 +75,10 @@ install_agent() {
     wheel=$(cd "$BUNDLE" && ls sandbox_fleet-*.whl)
     rm -rf "$PREFIX/venv"
     python3 -m venv "$PREFIX/venv"
-    "$PREFIX/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-index \
-        --find-links "$BUNDLE" "$BUNDLE/${wheel}[node]"
+    local pip=("$PREFIX/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-index)
+    "${pip[@]}" --find-links "$BUNDLE" --require-hashes --requirement "$BUNDLE/requirements.txt"
+    # Its own digest is in SHA256SUMS; with the extra named, pip makes sure that the lock has brought everything.
+    "${pip[@]}" "$BUNDLE/${wheel}[node]"
     install -m 0644 "$BUNDLE/sandbox-fleet-node.service" "$UNITS/sandbox-fleet-node.service"
 }
 

@@ -25,7 +25,11 @@ def fake_pip(*scripts: str, wheels: Sequence[str] = ("sandbox_fleet-1.2-py3-none
                 with zipfile.ZipFile(directory / name, "w") as archive:
                     for script in scripts:
                         archive.writestr(f"node_agent/install/{script}", f"# {script}\n")
+                    archive.writestr("sandboxes/locks/node.txt", "uvloop==1 --hash=sha256:00\n")
             return
+        lock = Path(arguments[arguments.index("--requirement") + 1])
+        assert "--require-hashes" in arguments
+        assert "uvloop==1" in lock.read_text()
         python = next(word for word in arguments if word.startswith("--python-version=")).partition("=")[2]
         directory = Path(arguments[arguments.index("--dest") + 1])
         tag = f"cp{python.replace('.', '')}"
@@ -44,6 +48,7 @@ async def test_every_file_is_described(tmp_path: Path) -> None:
     assert {item.file: item.python for item in manifest.files} == {
         "install.sh": None,
         "packages.sh": None,
+        "requirements.txt": None,
         "sandbox-fleet-node.service": None,
         "sandbox_fleet-1.2-py3-none-any.whl": "py3",
         "uvloop-1-cp311-cp311-manylinux2014_x86_64.whl": "cp311",
