@@ -35,6 +35,7 @@ def checks() -> list[Check]:
         gvisor(),
         new_kernel_probe(),
         docker_engine(),
+        user_namespaces(),
         firewall(),
         disk(),
     ]
@@ -184,6 +185,22 @@ def disk(path: Path = STATE) -> Check:
     if free < COMFORTABLE_DISK_MB:
         return _warning("node: disk", found, cure)
     return _ok("node: disk", found)
+
+
+def user_namespaces() -> Check:
+    """Check whether root in a container is another user on this host, which isolation ``runc`` asks for."""
+    name = "node: user namespaces"
+    output = _output_of(["docker", "info", "--format", "{{.SecurityOptions}}"])
+    if output is None:
+        return _ok(name, "no Docker engine answers on its default socket, so none is asked for")
+    if "name=userns" in output or "name=rootless" in output:
+        return _ok(name, "the Docker engine has them: isolation runc is offered")
+    return _warning(
+        name,
+        "the Docker engine has none: nodes do not offer isolation runc, where root would be root of this host",
+        "isolation gvisor needs none; for runc set userns-remap in /etc/docker/daemon.json, or take the risk with"
+        " allow_runc_without_user_namespaces",
+    )
 
 
 _TOOLS: Final[tuple[tuple[str, str, str], ...]] = (

@@ -42,6 +42,9 @@ class NodeSettings(DaemonSettings):
     """Engines to offer; one that fails its probe is reported and left out."""
     docker_url: str = "unix:///var/run/docker.sock"
     """The Docker engine: runs sandboxes of the docker runtime, and holds the images of both."""
+    allow_runc_without_user_namespaces: bool = False
+    """Whether to offer isolation ``runc`` with a Docker engine that gives containers no user namespaces.  Root in such
+    a sandbox is root of this machine, kept in by capabilities and seccomp alone."""
 
     cpu_overcommit: float = Field(default=4.0, gt=0)
     """Cores given away per core of the machine.  Agents wait for a model most of the time, and a core that is short

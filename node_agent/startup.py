@@ -128,7 +128,13 @@ def _runsc(settings: NodeSettings) -> SandboxRuntime:
 def _docker(settings: NodeSettings) -> SandboxRuntime:
     from node_agent.runtime.docker_engine.runtime import DockerRuntime
 
-    return DockerRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url, rules=firewall_rules(settings))
+    return DockerRuntime(
+        settings.root,
+        tag=settings.tag,
+        base_url=settings.docker_url,
+        rules=firewall_rules(settings),
+        allow_runc_without_user_namespaces=settings.allow_runc_without_user_namespaces,
+    )
 
 
 FACTORIES: Final[Mapping[RuntimeName, Factory]] = {"runsc": _runsc, "docker": _docker}

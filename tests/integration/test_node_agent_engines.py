@@ -39,6 +39,7 @@ class Place:
 def place(docker_daemon: Daemon, test_images: TestImages) -> Iterator[Place]:
     root = Path(tempfile.mkdtemp(prefix="sfa-", dir="/tmp"))  # short: sockets lie below it
     given: dict[str, object] = {"docker_url": docker_daemon.url, "runtimes": ("runsc", "docker")}
+    given["allow_runc_without_user_namespaces"] = True  # the tests' own engine has none
     yield Place(root, given, test_images.busybox)
     settings = node_settings(root, **given)
     record_engines(settings)

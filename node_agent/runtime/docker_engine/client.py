@@ -27,6 +27,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import Stream
 
 TIMEOUT: Final = 60  # seconds for one call; every call but `wait` ends by itself
+_USER_NAMESPACES: Final = frozenset({"name=userns", "name=rootless"})
 _OLDEST: Final = "1.41"  # Docker 20.10
 
 
@@ -73,6 +74,12 @@ class Api:
         """Whether the engine takes a plain path as a container's parent cgroup; with systemd it must be a slice."""
         with calling("information about the Docker engine"):
             return bool(self.client.info()["CgroupDriver"] == "cgroupfs")
+
+    @cached_property
+    def has_user_namespaces(self) -> bool:
+        """Whether root of a container is another user on the host (``userns-remap``, or a rootless engine)."""
+        with calling("information about the Docker engine"):
+            return not _USER_NAMESPACES.isdisjoint(self.client.info().get("SecurityOptions") or ())
 
     @property
     def version(self) -> str:

@@ -37,6 +37,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
 
     Attributes:
         layers: of images, checked.
+        allow_runc: whether runc may run without user namespaces.
         tools: where the static programs are kept.
         tag: of the node, 8 hex digits.
     """
@@ -48,11 +49,14 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     volumes: Volumes
     networks: DockerNetworks
     layers: CheckedLayers
+    allow_runc: bool
     tools: Path
     tag: str
 
     def prepare(self, order: Order) -> EngineImage:
         check_capabilities(order.spec)
+        if order.spec.isolation == "runc":
+            probe.check_user_namespaces(self.api, allow=self.allow_runc)
         probe.check_gpus(order.spec, probe.count_usable_gpus())
         image = self.images.resolve(order.spec.image)
         with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):

@@ -131,6 +131,25 @@ def count_usable_gpus(proc: Path = Path("/proc")) -> int:
     return 0 if shutil.which(_HOOK) is None else count_gpus(proc)
 
 
+def check_user_namespaces(api: Api, *, allow: bool) -> None:
+    """Refuse runc where root of a container is root of the host.
+
+    Args:
+        api: of the engine.
+        allow: whether the operator takes that.
+
+    Raises:
+        RuntimeFailure: ``UNSUPPORTED``.
+    """
+    if allow or api.has_user_namespaces:
+        return
+    raise RuntimeFailure(
+        ErrorCode.UNSUPPORTED,
+        "the Docker engine gives containers no user namespaces, so root in a container under runc is root of the host;"
+        " use isolation gvisor, or start the node agent with allow_runc_without_user_namespaces",
+    )
+
+
 def check_gpus(spec: SandboxSpec, have: int) -> None:
     """Refuse a spec that asks for more GPUs than there are.
 

@@ -59,11 +59,20 @@ class DockerRuntime(SandboxRuntime):
         tag: 8 hex digits, in every host-wide name.
         base_url: of the engine, a unix:// URL.  The engine runs on this machine and sees the same mounts.
         rules: what the firewall of sandboxes with a network lets through.
+        allow_runc_without_user_namespaces: whether to offer runc where root of a container is root of the host.
     """
 
     name: ClassVar[RuntimeName] = "docker"
 
-    def __init__(self, root: Path, *, tag: str, base_url: str, rules: FirewallRules = DEFAULT_RULES) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        tag: str,
+        base_url: str,
+        rules: FirewallRules = DEFAULT_RULES,
+        allow_runc_without_user_namespaces: bool = False,
+    ) -> None:
         own = root / "docker"
         self._tag = tag
         self._tools = own / "tools"
@@ -80,6 +89,7 @@ class DockerRuntime(SandboxRuntime):
             volumes=Volumes(own / "templates"),
             networks=self._networks,
             layers=CheckedLayers(),
+            allow_runc=allow_runc_without_user_namespaces,
             tools=self._tools,
             tag=tag,
         )

@@ -55,7 +55,9 @@ def lab(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: Test
             return RunscRuntime(root, tag=tag, base_url=docker_daemon.url)
         from node_agent.runtime.docker_engine.runtime import DockerRuntime
 
-        return DockerRuntime(root, tag=tag, base_url=docker_daemon.url)
+        return DockerRuntime(
+            root, tag=tag, base_url=docker_daemon.url, allow_runc_without_user_namespaces=name == "docker-runc"
+        )
 
     def open_another() -> SandboxRuntime:
         others.append(open_runtime())

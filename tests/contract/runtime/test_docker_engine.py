@@ -112,6 +112,20 @@ def test_an_exec_ends_when_its_sandbox_dies_by_itself(lab: Lab) -> None:
 
 
 @docker_only
+def test_runc_is_not_offered_without_user_namespaces_unless_the_operator_says_so(lab: Lab, client: Any) -> None:
+    assert "name=userns" not in client.info()["SecurityOptions"]
+    facts = lab.runtime.probe()
+    order = lab.order(isolation="runc")
+
+    with pytest.raises(RuntimeFailure) as failure:
+        lab.runtime.create(order)
+
+    assert failure.value.code is ErrorCode.UNSUPPORTED
+    assert facts.isolations == ("gvisor",)
+    assert any("user namespaces" in note for note in facts.notes)
+
+
+@docker_only
 @pytest.mark.parametrize("capability", ["DAC_READ_SEARCH", "CAP_SYS_ADMIN", "ALL"])
 def test_capabilities_of_the_host_are_refused_before_anything_is_made(lab: Lab, client: Any, capability: str) -> None:
     order = lab.order(isolation="runc", security={"user": "0", "cap_add": [capability, "NET_BIND_SERVICE"]})
