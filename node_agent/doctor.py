@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ def checks() -> list[Check]:
         new_kernel_probe(),
         docker_engine(),
         user_namespaces(),
+        *engine_floors(_output_of),
         firewall(),
         disk(),
     ]
@@ -202,6 +204,114 @@ def user_namespaces() -> Check:
         " allow_runc_without_user_namespaces",
     )
 
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineFloor:
+    """The least version of one engine.
+
+    Attributes:
+        name: of the program.
+        command: prints the version.
+        pattern: finds the version in what it prints, in one group.
+        least: versions with the fixes, one for each line of releases that got them, ascending.
+        why: what an older one lets happen.
+        source: where that was told.
+        meanwhile: what keeps a node's sandboxes in where the fix is not there.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    pattern: str
+    least: tuple[Version, ...]
+    why: str
+    source: str
+    meanwhile: str
+
+
+FLOORS: Final = (
+    EngineFloor(
+        "runsc",
+        ("runsc", "--version"),
+        r"version\s+(?:release-|0\.0~)?(\d{8})",
+        ((20250401,),),
+        "in an older one a sandbox's process holds permissions like root's until its first fork (CVE-2025-2713), and"
+        " the network's ports and header values can be guessed (CVE-2024-10603, CVE-2024-10026)",
+        "https://osv.dev/vulnerability/CVE-2025-2713",
+        "the node keeps sandboxes from devices, setuid programs and closed networks whatever gVisor does",
+    ),
+    EngineFloor(
+        "runc",
+        ("runc", "--version"),
+        r"version (\d+\.\d+\.\d+)",
+        ((1, 2, 8), (1, 3, 3)),
+        "a container can make an older one write to files of the host (CVE-2025-31133, CVE-2025-52565, CVE-2025-52881),"
+        " and before 1.1.12 leave through a leaked descriptor (CVE-2024-21626)",
+        "https://github.com/opencontainers/runc/security/advisories",
+        "isolation runc is not offered without user namespaces; gVisor does not use it",
+    ),
+    EngineFloor(
+        "containerd",
+        ("containerd", "--version"),
+        r" v?(\d+\.\d+\.\d+)",
+        ((1, 7, 33), (2, 0, 10), (2, 1, 9), (2, 2, 5), (2, 3, 2)),
+        "an image can make an older one run commands on the host through its CRI plugin (CVE-2026-53488)",
+        "https://github.com/advisories/GHSA-xhf5-7wjv-pqxp",
+        "nodes do not use the CRI plugin; do not enable it here",
+    ),
+    EngineFloor(
+        "dockerd",
+        ("dockerd", "--version"),
+        r"version (\d+\.\d+\.\d+)",
+        ((23, 0, 15), (25, 0, 6), (26, 1, 5), (27, 1, 1)),
+        "an older one can be asked past its authorization plugins (CVE-2024-41110)",
+        "https://github.com/moby/moby/security/advisories/GHSA-v23v-6jw2-98fq",
+        "nodes use no such plugin, and only root reaches their engine's socket",
+    ),
+)
+
+
+def engine_floors(output_of: Callable[[list[str]], str | None]) -> list[Check]:
+    """Check each engine that is installed for the fixes that matter to a node.
+
+    An older engine is a warning: distributions carry fixes back under an older number, and what a fix closes may be
+    closed by the node itself.
+
+    Args:
+        output_of: runs a command, and returns what it printed or ``None``.
+    """
+    rows = ((floor, output_of(list(floor.command))) for floor in FLOORS)
+    return [_floor_row(floor, output) for floor, output in rows if output is not None]
+
+
+def is_fixed(version: Version, least: tuple[Version, ...]) -> bool:
+    """Return whether a version has the fixes: by the least of its own line, or as a line after all of them.
+
+    A line is what stands before the last number, and lines between two that got the fixes never did.
+    """
+    own = [floor for floor in least if floor[:-1] == version[:-1]]
+    return version >= (own[0] if own else least[-1])
+
+
+def _floor_row(floor: EngineFloor, output: str) -> Check:
+    name = f"node: {floor.name} with its fixes"
+    wanted = " or ".join(".".join(map(str, version)) for version in floor.least)
+    match = re.search(floor.pattern, output)
+    if match is None:
+        found = f"version unknown: {output.strip()[:80]}"
+    elif is_fixed(tuple(map(int, match[1].split("."))), floor.least):
+        return Check(name=name, verdict=Verdict.OK, found=match[1], cure="")
+    else:
+        found = f"{match[1]}: {floor.why}"
+    cure = f"install {wanted} or later, or make sure that your distribution's package has the fixes ({floor.source})"
+    return Check(name=name, verdict=Verdict.WARNING, found=found, cure=f"{cure}; until then: {floor.meanwhile}")
+
+
+# -- parts of all rows -------------------------------------------------------------------------------------------------
 
 _TOOLS: Final[tuple[tuple[str, str, str], ...]] = (
     ("ip", "iproute2", "sandbox networks are made with it"),
