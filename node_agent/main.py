@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 CREATORS: Final = 16  # creates at once: each may unpack an image
 WORKERS: Final = 32  # deletes, pauses and resumes at once
-BLOCKING: Final = 64  # spool reads, signals and file batches at once
+BLOCKING: Final = 128  # spool reads, signals and file batches at once
 KEEP_ALIVE: Final = 75  # longer than the gateway keeps an idle connection, so that it never meets one that just closed
 CLEANUP_SECONDS: Final = 60.0
 

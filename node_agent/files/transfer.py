@@ -17,6 +17,7 @@ from functools import partial
 from typing import TypeVar
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.shares import FairPool, Holder
 from node_agent.errors import NodeError, RuntimeFailure
 from node_agent.files import scripts
 from node_agent.runtime.base import ExecCommand, ExecProcess, SandboxRuntime, Stream
@@ -24,7 +25,9 @@ from node_agent.runtime.untrusted import ForgedAnswerError, NumberLine
 
 log = logging.getLogger(__name__)
 
-MAX_TRANSFERS = 32
+MAX_TRANSFERS = 64
+SHARE_WAIT = 10.0  # seconds for which a transfer waits until others of its own sandbox or tenant have ended
+IDLE_WAIT = 60.0  # seconds for which a caller may send, or take, no byte
 ANSWER_WAIT = 30.0  # a script that opens a file needs no longer to tell its size
 END_WAIT = 30.0  # a script whose input ended needs no longer to rename, or to clean up after itself
 STALL_WAIT = 60.0  # one batch that is not read for this long: the sandbox hangs, or is paused
@@ -85,11 +88,12 @@ class Download:
 
 
 class Transfers:
-    """Uploads and downloads, a bounded number at once."""
+    """Uploads and downloads, a bounded number at once that tenants and sandboxes share fairly."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._slots = asyncio.Semaphore(MAX_TRANSFERS)
+        self._running = FairPool(MAX_TRANSFERS)
+        self._ended = asyncio.Condition()
 
     async def upload(self, target: SandboxFile, size: int, receive: Receive) -> None:
         """Write the body to the file, whole or not at all.
@@ -99,7 +103,7 @@ class Transfers:
             ClientGone: the client left; nothing is left behind.
         """
         part = f".upload-{secrets.token_hex(8)}"
-        async with self._slots:
+        async with self._place(target):
             busybox = target.runtime.busybox(target.sandbox_id)
             command = scripts.upload_command(busybox, target.path, size, part)
             async with self._process(target, ExecCommand(command, stdin=True)) as process:
@@ -124,7 +128,7 @@ class Transfers:
         Raises:
             NodeError: ``FILE_NOT_FOUND``, ``IS_DIRECTORY``, and what else keeps it from being read.
         """
-        async with self._slots:
+        async with self._place(target):
             busybox = target.runtime.busybox(target.sandbox_id)
             command = ExecCommand(scripts.download_command(busybox, target.path))
             async with self._process(target, command) as process:
@@ -134,6 +138,33 @@ class Transfers:
                     yield Download(size, first, pump)
                 finally:
                     pump.abandon()
+
+    @asynccontextmanager
+    async def _place(self, target: SandboxFile) -> AsyncIterator[None]:
+        """Take a place for one transfer, waiting while the share is used up; who has one left gets in at once.
+
+        Raises:
+            NodeError: ``BUSY``.
+        """
+        holder = Holder.of(target.sandbox_id)
+        full = self._running.take(holder)
+        if full is not None:
+            try:
+                async with asyncio.timeout(SHARE_WAIT), self._ended:
+                    await self._ended.wait_for(lambda: self._running.take(holder) is None)
+            except TimeoutError:
+                raise NodeError(
+                    ErrorCode.BUSY,
+                    f"{self._running.held(holder)} files are moved in sandbox {target.sandbox_id} and"
+                    f" {self._running.total} on its node, which moves {MAX_TRANSFERS}: {full.value};"
+                    " try again when one has ended",
+                ) from None
+        try:
+            yield
+        finally:
+            self._running.give(holder)
+            async with self._ended:
+                self._ended.notify_all()
 
     async def _feed(self, target: SandboxFile, process: ExecProcess, pump: "Pump", receive: Receive, size: int) -> None:
         """Receive the next batch while the last one is being written."""
@@ -207,11 +238,26 @@ def _stalled(target: SandboxFile) -> NodeError:
     )
 
 
+async def within_idle(call: Awaitable[T]) -> T:
+    """Return the result of one step that is the caller's to make.
+
+    Raises:
+        NodeError: ``TIMEOUT``: it was not made within `IDLE_WAIT` seconds.
+    """
+    try:
+        async with asyncio.timeout(IDLE_WAIT):
+            return await call
+    except TimeoutError:
+        raise NodeError(
+            ErrorCode.TIMEOUT, f"the file was not moved: no byte was sent or taken for {IDLE_WAIT:g} s"
+        ) from None
+
+
 async def _batch(receive: Receive) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while size < BATCH:
-        piece = await receive()
+        piece = await within_idle(receive())
         if not piece:
             break
         pieces.append(piece)

@@ -1,11 +1,14 @@
 """One greedy sandbox, or one greedy tenant, on a node: the others go on as if it were not there."""
 
+import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import requests
 
+from node_agent.files import transfer
 from tests.fakes.node import NodeUnderTest, served
 from tests.waiting import wait_until
 
@@ -76,3 +79,41 @@ def test_the_oldest_output_of_the_greedy_makes_room_for_its_newest(
     assert [session["truncated"] for session in sessions] == [False] * 6
     assert node.call("GET", f"/v1/exec/{sessions[0]['id']}").status_code == 404
     assert node.call("GET", f"/v1/exec/{sessions[-1]['id']}/events").status_code == 200
+
+
+@contextlib.contextmanager
+def idle_uploads(node: NodeUnderTest, sandbox: str, count: int) -> Iterator[list[socket.socket]]:
+    """Begin uploads whose bodies never come."""
+    host, port = node.url.removeprefix("http://").split(":")
+    head = (
+        f"PUT /v1/sandboxes/{sandbox}/files?path=idle HTTP/1.1\r\nHost: node\r\nContent-Length: 10\r\n"
+        f"Authorization: {node.session.headers['Authorization']!s}\r\n\r\n"
+    )
+    with contextlib.ExitStack() as stack:
+        uploads = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(count)]
+        for upload in uploads:
+            upload.sendall(head.encode())
+        yield uploads
+
+
+def test_idle_uploads_leave_room_for_neighbours_transfers(node: NodeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "SHARE_WAIT", 0.05, raising=False)
+    query = {"params": {"path": "file"}, "data": b"content"}
+    assert node.call("PUT", f"/v1/sandboxes/{VICTIM}/files", **query).status_code == 200
+    with idle_uploads(node, GREEDY, 64):
+        # One more shows that the others have arrived.
+        refused = node.session.put(f"{node.url}/v1/sandboxes/{GREEDY}/files", **query, timeout=10)
+        for sandbox in (VICTIM, SIBLING):
+            assert node.session.put(f"{node.url}/v1/sandboxes/{sandbox}/files", **query, timeout=10).status_code == 200
+
+    assert (refused.status_code, refused.json()["code"], refused.json()["retryable"]) == (503, "busy", True)
+
+
+def test_an_idle_upload_is_ended_and_leaves_nothing(node: NodeUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "IDLE_WAIT", 0.1, raising=False)
+    with idle_uploads(node, VICTIM, 1) as (upload,):
+        upload.settimeout(10)
+        assert b"504 " in upload.recv(100)
+    listed = node.exec(VICTIM, ["ls", "-a"]).json()["events"]
+
+    assert ".upload" not in "".join(event["data"] for event in listed)

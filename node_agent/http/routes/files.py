@@ -10,7 +10,7 @@ from gateway.wire.exec import PATH_PARAMETER, PutFileAnswer
 from gateway.wire.tenants import own_id
 from node_agent.errors import NodeError, bad_field
 from node_agent.files.scripts import path_problem
-from node_agent.files.transfer import ClientGone, SandboxFile
+from node_agent.files.transfer import ClientGone, SandboxFile, within_idle
 from node_agent.http.context import disconnected, json_response, parts_of, query_integer
 
 
@@ -72,7 +72,7 @@ async def _download(request: Request, target: SandboxFile, send: Send) -> None:
         sent = 0
         try:
             async for piece in file.pieces():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await within_idle(send({"type": "http.response.body", "body": piece, "more_body": True}))
                 sent += len(piece)
                 if gone.done():  # the server swallows what is sent to nobody
                     raise ClientGone
