@@ -165,7 +165,8 @@ def _put(session: Session, asked: PreparedBatch, quota: Quota | None) -> Prepare
     ) >= limits.MAX_PREPARED:
         raise ApiError(
             ErrorCode.NO_ROOM,
-            f"{limits.MAX_PREPARED} requests for prepared capacity exist already; delete some, or let them expire",
+            f"tenant {asked.tenant} has {limits.MAX_PREPARED} requests for prepared capacity already; delete some, or"
+            " let them expire",
             retry_after=errors.RETRY_WHEN_FULL,
         )
     if quota is not None:

@@ -57,7 +57,7 @@ PENDING_LEASE: Final = 300.0  # a waiting create that nobody retries stops being
 
 # -- prepared capacity ------------------------------------------------------------------------------------------------
 MAX_PREPARED_COUNT: Final = 100  # units of one request
-MAX_PREPARED: Final = 1000  # requests at once
+MAX_PREPARED: Final = 1000  # requests of one tenant at once
 DEFAULT_PREPARED_TTL: Final = 900  # unclaimed units stop being demand after this
 MAX_PREPARED_TTL: Final = 24 * 3600
 
