@@ -11,6 +11,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, SandboxState
 from tests.fakes.gateway import Gateway, error
 from tests.fakes.scripted import Drop, Reply
+from tests.waiting import wait_until
 from ucloud_sandboxes_sdk import (
     AuthenticationError,
     CreateProgress,
@@ -181,7 +182,7 @@ def test_deletion_goes_on_after_a_second_interrupt(client: SandboxClient, gatewa
 
     def press_again() -> None:
         gateway.wait_for("the delete", lambda: gateway.sent("DELETE", sandbox.id))
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         held.set()
 
     presser = threading.Thread(target=press_again)
@@ -190,6 +191,26 @@ def test_deletion_goes_on_after_a_second_interrupt(client: SandboxClient, gatewa
         raise KeyboardInterrupt
     presser.join()
     gateway.wait_for("the sandbox is gone", lambda: not gateway.sandboxes)
+
+
+def test_deletion_that_fails_after_a_second_interrupt_is_logged(
+    client: SandboxClient, gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = threading.Event()
+    sandbox = client.create_sandbox(image=IMAGE)
+    gateway.next("DELETE", sandbox.id, Reply(500, b'{"error":"the disk is gone"}', hang=held))
+
+    def press() -> None:
+        gateway.wait_for("the delete", lambda: gateway.sent("DELETE", sandbox.id))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt), sandbox:
+        pass
+    held.set()
+    presser.join()
+    wait_until(lambda: "the disk is gone" in caplog.text)
 
 
 def test_failed_deletion_does_not_hide_what_ended_the_block(client: SandboxClient, gateway: Gateway) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from .errors import SandboxApiError
 
@@ -47,7 +47,17 @@ def to_its_end(work: Callable[[], Result]) -> Result:
         thread.start()
     except RuntimeError:
         return work()  # the interpreter is ending and starts no more threads
-    return outcome.result()
+    try:
+        return outcome.result()
+    except BaseException:
+        if not outcome.done():
+            outcome.add_done_callback(_log_failure)  # nobody else will see it
+        raise
+
+
+def _log_failure(outcome: Future[Any]) -> None:
+    if (error := outcome.exception()) is not None:
+        log.warning("something may be left behind, because its deletion after Ctrl-C failed: %s", error)
 
 
 def end_after(error: BaseException, what: str, work: Callable[[], object]) -> None:

@@ -61,13 +61,13 @@ class ExecCalls(ServiceCalls):
         so far with ``timed_out`` set and exit code 124.  Nothing is raised for it.  Without it a command may take as
         long as its sandbox lives.
 
+        Ctrl-C, and any exception that is not the service's own, kills the process group: nobody else knows of it.
+
         Args:
             sandbox_id: where.
             command: program and arguments; no shell is put around them.
             input: what the process reads on stdin (text, bytes, or an open binary file); without it stdin is empty.
             **options: see `ExecOptions`.
-
-        Ctrl-C, and any exception that is not the service's own, kills the process group: nobody else knows of it.
 
         Raises:
             SandboxNotRunningError: the sandbox is paused or has ended.
