@@ -16,7 +16,7 @@ from gateway.errors import ApiError
 from gateway.http import openapi
 from gateway.http.audit import AuditGate, AuditTrail
 from gateway.http.auth import ACCESS, AuthGate
-from gateway.http.middleware import BodyDrain, BodyLimit, ConcurrencyLimit, GracefulStop, RawPaths, RequestBoundary
+from gateway.http.middleware import BodyDrain, BodyLimit, FairShares, GracefulStop, RawPaths, RequestBoundary
 from gateway.http.proxy import CallerGoneError
 from gateway.http.responses import error_response, from_validation, internal_error, invalid_request
 from gateway.http.routes import capacity, exec, nodes, sandboxes, system
@@ -26,8 +26,8 @@ from gateway.services.assembly import Services
 from gateway.wire.errors import ErrorCode, FieldError
 from gateway.wire.system import installed_version
 
-MAX_REQUESTS: Final = 4000
-MAX_CREATES: Final = 2000
+MAX_REQUESTS: Final = 8000
+MAX_CREATES: Final = 4000
 STOP_GRACE: Final = 2.0
 CLIENT_GONE: Final = 499  # nobody reads it; it is for the access log
 
@@ -77,8 +77,8 @@ def build_app(
     """
     app = routes_only()
     app.state.parts = Parts(services, node_client, installed_version())
-    gate: ASGIApp = AuthGate(AuditGate(app, services.audit), services.tokens)
-    graceful_stop = GracefulStop(ConcurrencyLimit(gate, requests=max_requests, creates=max_creates), stop_grace)
+    shares = FairShares(AuditGate(app, services.audit), requests=max_requests, creates=max_creates)
+    graceful_stop = GracefulStop(AuthGate(shares, services.tokens), stop_grace)
     boundary = RequestBoundary(BodyLimit(graceful_stop))
     trail = AuditTrail(boundary, services.audit, services.internals.context.clock)
     return GatewayApp(RawPaths(BodyDrain(trail)), app, graceful_stop)

@@ -4,7 +4,7 @@ They see HTTP only, because `gateway.http.server` turns websockets and lifespan 
 
 From the outside in: `RawPaths` (routing on the path as it was sent), `BodyDrain` (reads the rest of a body before an
 early error), `gateway.http.audit.AuditTrail`, `RequestBoundary` (id, log, last resort for errors), `BodyLimit`,
-`GracefulStop` (ends waits at shutdown), `ConcurrencyLimit`, `gateway.http.auth.AuthGate` and then
+`GracefulStop` (ends waits at shutdown), `gateway.http.auth.AuthGate`, `FairShares` (what tenants may take up) and then
 `gateway.http.audit.AuditGate`.
 """
 
@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import time
+from contextlib import ExitStack
 from typing import Final
 from urllib.parse import unquote
 from uuid import uuid4
@@ -24,6 +25,8 @@ from gateway.http.responses import REQUEST_ID, error_response, internal_error
 from gateway.http.tenancy import PRINCIPAL
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
+from gateway.wire.shares import FairPool, Holder
+from gateway.wire.tokens import TokenScope
 
 _log = logging.getLogger("gateway.http")
 _access = logging.getLogger("gateway.access")
@@ -33,6 +36,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 DRAIN_BYTES: Final = 256 * limits.MIB  # the largest body that the public SDK sends
 DRAIN_SECONDS: Final = 10.0
+MAX_BODY_BYTES: Final = 256 * limits.MIB  # of JSON bodies in memory; parsed, each takes a multiple for a moment
 BODY_IDLE: Final = 120.0  # seconds for which a client may send no byte of a body
 
 _FILE_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/files")
@@ -169,10 +173,9 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_file = scope["method"] == "PUT" and _FILE_PATH.fullmatch(scope["path"]) is not None
-        limit = limits.MAX_FILE_BODY if is_file else limits.MAX_JSON_BODY
-        declared = Headers(scope=scope).get("content-length", "")
-        if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        limit = limits.MAX_FILE_BODY if _is_file(scope) else limits.MAX_JSON_BODY
+        declared = _declared(scope)
+        if declared is not None and declared > limit:
             raise _too_large(limit)
         received = 0
         more = True
@@ -242,35 +245,78 @@ def _shutting_down(scope: Scope) -> ApiError:
     return ApiError(ErrorCode.BUSY, f"the gateway is shutting down; {outcome}", retryable=repeatable, retry_after=1)
 
 
-class ConcurrencyLimit:
-    """ASGI layer that refuses requests beyond its limits with ``busy``, at once, so that admitted ones are served.
+class FairShares:
+    """ASGI layer that shares requests, creates and the memory of bodies among tenants.
+
+    What is beyond a tenant's share is refused with ``busy``, at once, so that admitted requests are served.
 
     Args:
         app: the layer further in.
-        requests: most requests in flight at once; health and node traffic are not counted.
+        requests: most requests in flight at once; nodes, and operators' calls that make room again, are not counted.
         creates: most creates among them; the rest is kept for calls to running sandboxes.
+        body_bytes: most bytes of bodies in memory; files stream, and are not counted.
     """
 
-    def __init__(self, app: ASGIApp, *, requests: int, creates: int) -> None:
+    def __init__(self, app: ASGIApp, *, requests: int, creates: int, body_bytes: int = MAX_BODY_BYTES) -> None:
         self._app = app
-        self._free = requests
-        self._free_creates = creates
+        self._requests = FairPool(requests)
+        self._creates = FairPool(creates)
+        self._bodies = FairPool(body_bytes, least=limits.MAX_JSON_BODY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _ALWAYS.fullmatch(scope["path"]):
+        principal = scope["state"].get(PRINCIPAL)
+        if principal is None or (_ALWAYS.fullmatch(scope["path"]) and principal.scope is not TokenScope.CLIENT):
             await self._app(scope, receive, send)
             return
-        creates = int(scope["method"] == "POST" and scope["path"] == "/v1/sandboxes")
-        if self._free < 1 or self._free_creates < creates:
-            what = "creating sandboxes" if self._free >= 1 else "serving requests"
-            raise ApiError(ErrorCode.BUSY, f"the gateway is busy {what}; send the call again shortly", retry_after=2)
-        self._free -= 1
-        self._free_creates -= creates
-        try:
+        # What tenants do must not keep their operator out: no tenant's name has a colon.
+        holder = Holder(principal.tenant if principal.scope is TokenScope.CLIENT else ":operators")
+        with ExitStack() as taken:
+            self._take(taken, self._requests, holder, 1, "requests")
+            if scope["method"] == "POST" and scope["path"] == "/v1/sandboxes":
+                self._take(taken, self._creates, holder, 1, "creates")
+            if not _is_file(scope):
+                receive = self._counted(taken, holder, scope, receive)
             await self._app(scope, receive, send)
-        finally:
-            self._free += 1
-            self._free_creates += creates
+
+    def _counted(self, taken: ExitStack, holder: Holder, scope: Scope, receive: Receive) -> Receive:
+        """Take room for the body: at once where its length is declared, else as it comes."""
+        declared = _declared(scope)
+        if declared is not None:
+            self._take(taken, self._bodies, holder, declared, "bytes of bodies")
+            return receive
+
+        async def counted() -> Message:
+            message = await receive()
+            self._take(taken, self._bodies, holder, len(message.get("body", b"")), "bytes of bodies")
+            return message
+
+        return counted
+
+    def _take(self, taken: ExitStack, pool: FairPool, holder: Holder, units: int, what: str) -> None:
+        if not units:
+            return
+        full = pool.take(holder, units)
+        if full is not None:
+            raise ApiError(
+                ErrorCode.BUSY,
+                f"the gateway holds {pool.held(holder)} {what} of this tenant and {pool.total} in all, of"
+                f" {pool.capacity}: {full.value}; send the call again shortly",
+                retry_after=2,
+            )
+        taken.callback(pool.give, holder, units)
+
+
+def _is_file(scope: Scope) -> bool:
+    return scope["method"] == "PUT" and _FILE_PATH.fullmatch(scope["path"]) is not None
+
+
+def _declared(scope: Scope) -> int | None:
+    """Return the length of the body; ``None`` where the client does not tell it."""
+    headers = Headers(scope=scope)
+    declared = headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit():
+        return int(declared)
+    return None if "transfer-encoding" in headers else 0
 
 
 class RawPaths:

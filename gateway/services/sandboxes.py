@@ -31,14 +31,15 @@ from gateway.store import nodes, sandboxes
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxEnvelope, SandboxList, SandboxRecord, SandboxSpec
+from gateway.wire.shares import FairPool, Holder
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 from gateway.wire.tenants import qualified
 
 S = SandboxState
 T = TypeVar("T")
 
-MAX_WAITS: Final = 1000
-"""Creates that wait at once; one beyond is admitted as well, and answered at once."""
+MAX_WAITS: Final = 3000
+"""Creates that wait at once, shared among tenants; one beyond is admitted as well, and answered at once."""
 RETRIES_PER_SECOND: Final = 100
 """Of creates that found no seat to wait, all clients together: they are asked to come back that much later."""
 OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_NOT_RUNNING})
@@ -64,7 +65,7 @@ class SandboxService:
         self._reaper = reaper
         self._settings = settings
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._waits = 0
+        self._seats = FairPool(MAX_WAITS)
 
     # -- create -------------------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class SandboxService:
                 the node answered.
         """
         sandbox_id = qualified(terms.tenant, spec.id)
-        with self._uow.watch(sandbox_id) as watch, self._seat() as seated:
+        with self._uow.watch(sandbox_id) as watch, self._seat(terms.tenant) as seated:
             until = self._clock.monotonic() + (min(terms.wait_seconds, self._settings.create_wait) if seated else 0.0)
             while True:
                 admitted = await self._admit(spec, terms)
@@ -150,16 +151,15 @@ class SandboxService:
         self.touch(sandbox_id)
 
     @contextmanager
-    def _seat(self) -> Iterator[bool]:
-        """Yield whether there is a seat to wait on; it is held until the block ends."""
-        if self._waits >= MAX_WAITS:
-            yield False
-            return
-        self._waits += 1
+    def _seat(self, tenant: str) -> Iterator[bool]:
+        """Yield whether the tenant has a seat left to wait on; it is held until the block ends."""
+        holder = Holder(tenant)
+        seated = self._seats.take(holder) is None
         try:
-            yield True
+            yield seated
         finally:
-            self._waits -= 1
+            if seated:
+                self._seats.give(holder)
 
     async def _retry_after(self, seated: bool) -> float:
         """Return the seconds after which a waiting create shall be sent again; well within its lease."""

@@ -386,7 +386,7 @@ async def test_many_long_polls_do_not_hinder_short_calls(gateway: HttpGateway) -
 
 
 async def test_creates_beyond_the_bound_are_refused_for_now(tmp_path: Path) -> None:
-    with running_gateway(tmp_path, max_creates=2) as gateway:
+    with running_gateway(tmp_path, max_creates=6) as gateway:
         gateway.script.hold_orders = True
         async with aiohttp.ClientSession(gateway.url, headers=gateway.client) as session:
 

@@ -19,6 +19,7 @@ from gateway.store import sandboxes
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
+from gateway.wire.shares import FairPool
 from gateway.wire.states import SandboxState
 from tests.scenario.gateway.world import FakeNode, World, settings_for, spec, world
 
@@ -156,7 +157,7 @@ async def test_what_waited_before_an_update_is_placed_like_the_others(here: Worl
 async def test_creates_beyond_the_seats_are_admitted_and_retry_later(
     here: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MAX_WAITS", 2)
+    monkeypatch.setattr(here.services.sandboxes, "_seats", FairPool(6))  # two for one tenant
     monkeypatch.setattr(service, "RETRIES_PER_SECOND", 1)
     node = await here.join(total=FULL)
     seated = [asyncio.create_task(here.services.sandboxes.create(spec(name))) for name in ("a", "b")]
