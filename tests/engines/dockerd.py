@@ -35,11 +35,11 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def private_daemon() -> Iterator[Daemon]:
-    """A Docker daemon with both runtimes, alive inside the block."""
+def private_daemon(*options: str) -> Iterator[Daemon]:
+    """A Docker daemon with both runtimes and these options beside its own, alive inside the block."""
     directory = Path(tempfile.mkdtemp(prefix="sfd-", dir="/tmp"))
     try:
-        with _running(directory) as daemon:
+        with _running(directory, options) as daemon:
             yield daemon
     finally:
         mounts.unmount_below(directory)
@@ -47,12 +47,16 @@ def private_daemon() -> Iterator[Daemon]:
 
 
 @contextlib.contextmanager
-def _running(directory: Path) -> Iterator[Daemon]:
+def _running(directory: Path, options: tuple[str, ...]) -> Iterator[Daemon]:
     engine = DockerDaemon(directory / "engine", directory / "docker.sock")
+    command = [*engine.prepare(), *options]
+    if options:  # with userns-remap another root has to get through
+        for way in (directory, engine.directory):
+            way.chmod(0o711)
     log = directory / "dockerd.log"
     with log.open("wb") as output, _readiness(directory / "ready.sock") as (notify, ready):
         process = subprocess.Popen(
-            engine.prepare(),
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -20,7 +20,7 @@ from node_agent.host.volume import Volume, Volumes
 from node_agent.runtime.base import EngineState, Found, Order
 from node_agent.runtime.docker_engine import container_config, containers, host_files, probe, scripts
 from node_agent.runtime.docker_engine.client import Api, StreamRefusedError, UpgradedStream, calling
-from node_agent.runtime.docker_engine.container_config import ContainerNames
+from node_agent.runtime.docker_engine.container_config import ContainerNames, HostParts
 from node_agent.runtime.docker_engine.containers import Containers
 from node_agent.runtime.docker_engine.host_files import CheckedLayers
 from node_agent.runtime.docker_engine.networks import DockerNetworks
@@ -79,12 +79,13 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         if record.part.network:
             self.networks.create(record.part.network)
         mark_prefix = scripts.new_prefix()
-        container = self._create_container(record, volume, prepared, mark_prefix)
+        container, parts = self._create_container(record, volume, prepared, mark_prefix)
         attempt.check()
         with calling(f"sandbox {record.sandbox_id}"):
             layer = host_files.layer_directory(self.api.client.inspect_container(container))
         record = self.records.save(record.with_part(layer=layer))
         host_files.mount_layer(layer, volume)
+        host_files.hand_over(parts, layer)
         self._start(record, container, mark_prefix, attempt)
         return self.records.save(record.but(state=EngineState.RUNNING), durable=True)
 
@@ -116,8 +117,10 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
             death=death,
         )
 
-    def _create_container(self, record: DockerRecord, volume: Volume, image: EngineImage, mark_prefix: str) -> str:
-        """Create the container and return its id.  What Docker refuses here is wrong in the spec."""
+    def _create_container(
+        self, record: DockerRecord, volume: Volume, image: EngineImage, mark_prefix: str
+    ) -> tuple[str, HostParts]:
+        """Create the container; return its id, and what it binds.  What Docker refuses here is wrong in the spec."""
         with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):
             inspected = self.api.client.inspect_image(image.id)
         parts = host_files.prepare(record, volume, image, inspected, self.tools)
@@ -127,8 +130,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         name = self.containers.name(record.sandbox_id, record.generation)
         with calling(f"sandbox {record.sandbox_id}", ErrorCode.START_ERROR, reason=DeathReason.START_ERROR):
             made: dict[str, Any] = self.api.client.create_container_from_config(body, name)
-        container: str = made["Id"]
-        return container
+        return made["Id"], parts
 
     def _start(self, record: DockerRecord, container: str, mark_prefix: str, attempt: StartAttempt) -> None:
         """Start the container and wait until its first process has begun."""

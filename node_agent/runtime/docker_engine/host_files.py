@@ -58,29 +58,28 @@ def prepare(
     with host_errors(f"sandbox {record.sandbox_id}"):
         return HostParts(
             busybox=programs.provide(tools).busybox,
-            workspace=_directory(volume.path / "workspace", account),
+            workspace=_directory(volume.path / "workspace"),
             stdout=_log(log_file(volume, Stream.STDOUT)),
             stderr=_log(log_file(volume, Stream.STDERR)),
-            volumes=_declared(record, volume, inspected, account),
+            volumes=_declared(record, volume, inspected),
             etc=_etc(volume, record.spec),
             network=record.part.network or "none",
             account=account,
         )
 
 
-def _declared(record: DockerRecord, volume: Volume, inspected: dict[str, Any], account: Account) -> dict[str, Path]:
+def _declared(record: DockerRecord, volume: Volume, inspected: dict[str, Any]) -> dict[str, Path]:
     """Make a place for each volume that the image declares: Docker's own places are not bounded."""
     paths = sorted((inspected.get("Config") or {}).get("Volumes") or {})
     return {
-        path: _directory(volume.path / "volumes" / str(number), account)
+        path: _directory(volume.path / "volumes" / str(number))
         for number, path in enumerate(paths)
         if path.rstrip("/") != record.spec.filesystem.workspace_path
     }
 
 
-def _directory(path: Path, account: Account) -> Path:
+def _directory(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    os.chown(path, account.uid, account.gid)
     return path
 
 
@@ -197,11 +196,34 @@ def mount_layer(layer: Path, volume: Volume) -> None:
             shutil.copytree(source, own / part, symlinks=True)
         elif source.exists():
             shutil.copy2(source, own / part)
+    _take_owners(layer, own)
     # runc gives the tmpfs on /tmp the mode of the directory below it, which in small images is not everybody's.
     points = own / "diff" / "tmp"
     points.mkdir(exist_ok=True)
     points.chmod(0o1777)
     mounts.bind(own, layer)
+
+
+def _take_owners(source: Path, copy: Path) -> None:
+    """Give each part of a copy the owner of its source, which is not root where the engine has ``userns-remap``."""
+    for path in (copy, *copy.rglob("*")):
+        status = (source / path.relative_to(copy)).lstat()
+        os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
+
+
+def hand_over(parts: HostParts, layer: Path) -> None:
+    """Give workspace and volumes to the sandbox's user, as the engine maps users to the host's.
+
+    Args:
+        parts: of the sandbox.
+        layer: the container's directory in Docker's store; its ``diff`` is the mapped root's.
+
+    Raises:
+        OSError: the host refused.
+    """
+    root = (layer / "diff").stat()
+    for directory in (parts.workspace, *parts.volumes.values()):
+        os.chown(directory, root.st_uid + parts.account.uid, root.st_gid + parts.account.gid)
 
 
 def unmount_layer(layer: Path) -> None:
