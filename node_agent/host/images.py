@@ -1,5 +1,6 @@
 """Images of the local Docker engine: from a reference to an id, with a pull where one is needed."""
 
+import os
 import re
 import threading
 import time
@@ -18,6 +19,8 @@ from node_agent.errors import RuntimeFailure
 PULL_TIMEOUT: Final = 1800.0  # seconds for one image; the engine itself has no bound
 LOAD_IT: Final = "load it into the node's Docker engine, see docs/operations.md"
 OWNER: Final = "sandbox-fleet.export"  # label on the container behind an export
+_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i386": "386", "i686": "386"}
+"""Docker's names of architectures, by those of the kernel."""
 _ENGINE_ERRORS: Final = (DockerException, requests.RequestException)
 
 
@@ -71,7 +74,7 @@ class Images:
         Concurrent calls for one reference share one pull.
 
         Raises:
-            RuntimeFailure: ``IMAGE_ERROR``, naming the image and the cause.
+            RuntimeFailure: ``IMAGE_ERROR``, naming the image and the cause; also for an image of another platform.
         """
         image = self._inspect(reference)
         if image is not None:
@@ -135,6 +138,7 @@ class Images:
             return None
         except _ENGINE_ERRORS as error:
             raise _refused(reference, f"the Docker engine cannot inspect it: {_cause(error)}", error) from error
+        _check_platform(reference, answer)
         return _image(reference, answer)
 
     def _pull(self, reference: str) -> None:
@@ -162,6 +166,28 @@ def split_reference(reference: str) -> tuple[str, str]:
         return re.sub(r":[^/:]+$", "", name), digest
     match = re.fullmatch(r"(.+):([^/:]+)", reference)
     return (match[1], match[2]) if match else (reference, "latest")
+
+
+def _check_platform(reference: str, answer: dict[str, Any]) -> None:
+    """Refuse an image that this machine cannot run: its first process, and every exec, would fail for no clear reason.
+
+    Raises:
+        RuntimeFailure: ``IMAGE_ERROR`` that names both platforms.
+    """
+    here = ("linux", architecture(os.uname().machine))
+    # An image that does not say what it is for is taken to be for this machine, as Docker does.
+    image = (answer.get("Os") or here[0], architecture(answer.get("Architecture") or here[1]))
+    if image != here:
+        raise _failure(
+            reference,
+            f"it is for {'/'.join(image)} and this node is {'/'.join(here)};"
+            " use an image that is built for the node's platform",
+        )
+
+
+def architecture(name: str) -> str:
+    """Return Docker's name of an architecture, e.g. ``amd64`` for ``x86_64``."""
+    return _ARCHITECTURES.get(name, name)
 
 
 def _image(reference: str, answer: dict[str, Any]) -> EngineImage:

@@ -1,6 +1,8 @@
 """Images for tests, made from this machine's static busybox: no registry is asked."""
 
+import hashlib
 import io
+import json
 import re
 import tarfile
 from dataclasses import dataclass
@@ -45,6 +47,25 @@ def import_image(client: docker.APIClient, reference: str, layer: bytes, changes
     """Make an image of one layer."""
     repository, _, tag = reference.partition(":")
     client.import_image_from_data(layer, repository=repository, tag=tag, changes=changes)
+
+
+def load_foreign(client: docker.APIClient, reference: str, architecture: str) -> None:
+    """Put an image into the engine whose configuration names another architecture."""
+    layer = busybox_root()
+    config = {
+        "architecture": architecture,
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [reference], "Layers": ["layer.tar"]}]
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        _file(tar, "layer.tar", layer, 0o644)
+        _file(tar, "config.json", json.dumps(config).encode(), 0o644)
+        _file(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+    for line in client.load_image(out.getvalue()):
+        assert "error" not in line, line
 
 
 def busybox_root(*planted: tarfile.TarInfo) -> bytes:

@@ -17,9 +17,10 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import bpf, devices
+from node_agent.host.images import architecture
 from tests.contract.runtime.lab import Box, Lab
 from tests.contract.runtime.marks import also_on_runc
-from tests.engines.images import busybox_root, import_image
+from tests.engines.images import busybox_root, import_image, load_foreign
 
 CHARACTER, BLOCK = tarfile.CHRTYPE, tarfile.BLKTYPE
 REFUSED = {
@@ -66,6 +67,21 @@ def test_image_with_a_device_node_is_refused_by_its_name(lab: Lab, client: Any, 
     assert failure.value.code is ErrorCode.IMAGE_ERROR
     assert failure.value.reason is DeathReason.IMAGE_ERROR
     assert path in failure.value.message
+    assert lab.found(order.sandbox_id) is None
+
+
+@also_on_runc
+def test_image_of_another_platform_is_refused_naming_both(lab: Lab, client: Any) -> None:
+    other = "s390x" if os.uname().machine != "s390x" else "amd64"
+    load_foreign(client, "sandbox-test/foreign:1", other)
+    order = lab.order(image="sandbox-test/foreign:1")
+
+    with pytest.raises(RuntimeFailure) as failure:
+        lab.runtime.create(order)
+
+    assert (failure.value.code, failure.value.reason) == (ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR)
+    assert f"linux/{other}" in failure.value.message
+    assert f"linux/{architecture(os.uname().machine)}" in failure.value.message
     assert lab.found(order.sandbox_id) is None
 
 

@@ -1,5 +1,6 @@
 """References and the answers of a Docker engine."""
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host.images import EngineImage, Images, split_reference
+from node_agent.host.images import EngineImage, Images, architecture, split_reference
 
 ID = "sha256:" + "a" * 64
 DIGEST = "sha256:" + "b" * 64
@@ -25,13 +26,14 @@ class Engine:
         self.pulls = pulls
         self.error = error
         self.pulled: list[tuple[str, str]] = []
+        self.platform: dict[str, str] = {}
 
     def inspect_image(self, reference: str) -> dict[str, Any]:
         if not self.local:
             raise ImageNotFound(f"no such image: {reference}")
         config = {"Env": ["A=1", "B=x=y", "C="], "Entrypoint": ["/run.sh"], "Cmd": "serve it", "User": "app"}
         digests = ["other/name@sha256:" + "c" * 64, f"r.example:5000/app@{DIGEST}"]
-        return {"Id": ID, "RepoDigests": digests, "Config": config}
+        return {"Id": ID, "RepoDigests": digests, "Config": config, **self.platform}
 
     def pull(self, repository: str, *, tag: str, stream: bool, decode: bool) -> Iterator[dict[str, str]]:
         self.pulled.append((repository, tag))
@@ -77,6 +79,30 @@ def test_image_that_is_there_is_not_pulled() -> None:
         working_dir="",
     )
     assert engine.pulled == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "named"),
+    [
+        ({"Os": "linux", "Architecture": "s390x"}, "linux/s390x"),
+        ({"Os": "windows", "Architecture": os.uname().machine}, "windows/"),
+    ],
+)
+def test_image_of_another_platform_is_refused_naming_both(platform: dict[str, str], named: str) -> None:
+    engine = Engine(local=True)
+    engine.platform = platform
+    with pytest.raises(RuntimeFailure) as failure:
+        images(engine).resolve("r.example:5000/app:1")
+    assert (failure.value.code, failure.value.reason) == (ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR)
+    assert named in failure.value.message
+    assert f"linux/{architecture(os.uname().machine)}" in failure.value.message
+
+
+@pytest.mark.parametrize("name", [os.uname().machine, architecture(os.uname().machine), ""])
+def test_image_of_this_platform_is_taken_by_any_of_its_names(name: str) -> None:
+    engine = Engine(local=True)
+    engine.platform = {"Os": "linux", "Architecture": name}
+    assert images(engine).resolve("r.example:5000/app:1").id == ID
 
 
 def test_missing_image_is_pulled_once_for_all_that_wait() -> None:
