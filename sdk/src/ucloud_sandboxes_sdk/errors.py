@@ -5,7 +5,8 @@
     SandboxApiError                     the service refused, or no response came
     ├── AuthenticationError             no token, a wrong one, or one without the right (401, 403)
     ├── InvalidRequestError             a field was refused; ``fields`` names it (400, 413, 422)
-    │   └── PolicyDeniedError           the operator's policy does not allow it; ``fields`` names each value (403)
+    │   ├── PolicyDeniedError           the operator's policy does not allow it; ``fields`` names each value (403)
+    │   └── QuotaExceededError          the tenant has as much as its quota allows; ``fields`` names the limit (429)
     ├── NotFoundError                   no such sandbox or exec session (404)
     ├── SpecConflictError               the id exists with another spec (409)
     ├── ConflictError                   something else is being done with it right now (409, retryable)
