@@ -136,17 +136,20 @@ def join(url: str, operator_secret: str, instance: str, node_url: str) -> NodeLo
 
 
 @contextlib.contextmanager
-def running_gateway(state_dir: Path, *, settings: dict[str, Any] | None = None, **bounds: Any) -> Iterator[HttpGateway]:
+def running_gateway(
+    state_dir: Path, *, settings: dict[str, Any] | None = None, node: ScriptedNode | None = None, **bounds: Any
+) -> Iterator[HttpGateway]:
     """Serve a gateway with a running sandbox ``box``, until the block ends.
 
     Args:
         state_dir: its state directory.
         settings: fields of `GatewaySettings` beside those that keep a silent node ready.
+        node: serves the sandboxes; by default one that does what a test says.
         bounds: passed to `build_app`.
     """
     # One heartbeat is enough for the whole test.
     patient = {"state_dir": state_dir, "unreachable_after": 1e6, "lost_after": 2e6}
-    node = ScriptedNode()
+    node = node or ScriptedNode()
     made: list[GatewayApp] = []
     with running_loop() as loop, contextlib.ExitStack() as stack:
         node_url = stack.enter_context(served(loop, plain(node.app())))
@@ -199,6 +202,10 @@ class LogLines(logging.Handler):
         while containing not in (record := self._records.get(timeout=10)).getMessage():
             pass
         return record
+
+    def seen(self) -> list[logging.LogRecord]:
+        """Return the records that nobody has waited for."""
+        return [self._records.get_nowait() for _ in range(self._records.qsize())]
 
     def __enter__(self) -> Self:
         self._logger.setLevel(logging.INFO)
