@@ -3,7 +3,8 @@
 import base64
 import binascii
 import json
-from datetime import datetime
+import re
+from datetime import UTC, datetime
 
 from gateway.core.model import NodeLoad, PreparedBatch, Sandbox, Token
 from gateway.errors import ApiError
@@ -11,6 +12,7 @@ from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.sandboxes import RecordedSpec, SandboxRecord
+from gateway.wire.tenants import QUALIFIED_PATTERN
 from gateway.wire.tokens import TokenRecord, TokenScope
 
 
@@ -121,9 +123,10 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
     try:
         moment, sandbox_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
         after = datetime.fromisoformat(moment)
-        if after.tzinfo is None or not isinstance(sandbox_id, str):
+        if after.tzinfo is None or not re.fullmatch(QUALIFIED_PATTERN, sandbox_id):
             raise ValueError("not a cursor")
-    except (ValueError, TypeError, binascii.Error, RecursionError) as error:
+        after = after.astimezone(UTC)
+    except (ValueError, TypeError, OverflowError, binascii.Error, RecursionError) as error:
         raise ApiError(
             ErrorCode.INVALID_REQUEST, "cursor: pass the next_cursor of the page before, unchanged"
         ) from error

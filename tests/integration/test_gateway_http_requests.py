@@ -1,5 +1,6 @@
 """What the gateway makes of requests, good and bad: strictness, one shape of errors, limits, ids."""
 
+import base64
 import json
 import socket
 from collections.abc import Iterator
@@ -442,3 +443,21 @@ def test_an_empty_cursor_is_the_first_page(gateway: HttpGateway) -> None:
     answer = gateway.call("GET", "/v1/sandboxes?cursor=&refresh=")
     assert answer.status_code == 200, answer.text
     assert answer.json() == whole.json()
+
+
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01", "x" * 99])
+def test_a_cursor_of_no_page_is_named(gateway: HttpGateway, moment: str) -> None:
+    refuse_cursor(gateway, [moment, "box"])
+
+
+@pytest.mark.parametrize("sandbox_id", ["\ud800", "a\0b", "", 5, None, ["box"]])
+def test_a_cursor_after_no_sandbox_is_named(gateway: HttpGateway, sandbox_id: object) -> None:
+    refuse_cursor(gateway, ["2026-01-01T00:00:00+00:00", sandbox_id])
+
+
+def refuse_cursor(gateway: HttpGateway, content: object) -> None:
+    """Check that a cursor with this content is refused."""
+    cursor = base64.urlsafe_b64encode(json.dumps(content).encode()).decode()
+    answer = gateway.call("GET", "/v1/sandboxes", params={"cursor": cursor})
+    assert answer.status_code == 422, answer.text
+    assert body_of(answer).code is ErrorCode.INVALID_REQUEST
