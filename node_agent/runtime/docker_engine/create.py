@@ -74,8 +74,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         volume = self.volumes.ensure(self.records.directory(record.sandbox_id), record.spec.disk_mb)
         host_files.remove_layer(volume)
         attempt.check()
-        with host_errors(f"devices of sandbox {record.sandbox_id}"):
-            cgroup.confine_devices(container_config.cgroup_tag(self.tag), (*devices.DOCKER_RULES, *devices.gpu_rules()))
+        self._confine(record.sandbox_id)
         if record.part.network:
             self.networks.create(record.part.network)
         mark_prefix = scripts.new_prefix()
@@ -88,6 +87,13 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         host_files.hand_over(parts, layer)
         self._start(record, container, mark_prefix, attempt)
         return self.records.save(record.but(state=EngineState.RUNNING), durable=True)
+
+    def _confine(self, sandbox_id: str) -> None:
+        """Let containers open only the devices that an engine needs, where they are in the node's own group."""
+        if self.api.uses_cgroupfs:
+            with host_errors(f"devices of sandbox {sandbox_id}"):
+                tag = container_config.cgroup_tag(self.tag)
+                cgroup.confine_devices(tag, (*devices.DOCKER_RULES, *devices.gpu_rules()))
 
     def take_down(self, sandbox_id: str, record: DockerRecord | None) -> None:
         for container in self.containers.ids(sandbox_id):  # of every generation

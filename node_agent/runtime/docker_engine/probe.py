@@ -19,6 +19,11 @@ from node_agent.runtime.docker_engine.client import Api, calling
 
 _ISOLATIONS: Final[tuple[Isolation, ...]] = ("gvisor", "runc")
 _DISK_MB: Final = 16
+_SYSTEMD_GROUPS: Final = (
+    "Docker makes its control groups through systemd, so no devices control group of the node holds its containers, and"
+    " only the refusal of images with device nodes keeps gVisor from the host's; start the engine with"
+    " --exec-opt native.cgroupdriver=cgroupfs, as `sandboxes node engine` does"
+)
 _TOO_MUCH: Final = "head -c 33554432 /dev/zero >/filled"
 
 
@@ -50,7 +55,7 @@ class DockerProbe:
             pause=True,
             checkpoint=False,
             gpus=count_usable_gpus() > 0,
-            notes=tuple(problems.values()),
+            notes=(*problems.values(), *(() if self._api.uses_cgroupfs else (_SYSTEMD_GROUPS,))),
         )
 
     def _problems(self, info: dict[str, Any]) -> dict[Isolation, str]:
