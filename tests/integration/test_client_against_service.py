@@ -13,10 +13,11 @@ from uuid import uuid4
 
 import pytest
 
+from gateway.wire.tokens import TokenRequest
 from node_agent.install import images
 from sandboxes.local.dockerd import DEFAULT_SOCKET
 from tests.stack import Up, running, until
-from ucloud_sandboxes_sdk import Image, SandboxHandle, TransferInterruptedError, event_bytes
+from ucloud_sandboxes_sdk import Image, SandboxClient, SandboxHandle, TransferInterruptedError, event_bytes
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("engines"), pytest.mark.timeout(300)]
 
@@ -202,3 +203,23 @@ def test_the_command_line_passes_bytes_and_exit_codes(service: Up, sandbox: Sand
     assert (ran.returncode, ran.stdout, ran.stderr) == (7, b"out\n", b"err\n")
     assert name not in cli(service, "ls", "-q").stdout.decode().split()
     assert cli(service, "exec", "nobody", "--", "true").returncode == 125
+
+
+@pytest.mark.parametrize("runtime", ["runsc", "docker"])
+def test_a_tenants_sandbox_lives_under_its_own_id_on_both_engines(service: Up, image: str, runtime: str) -> None:
+    own = "B" * 64
+    request = TokenRequest(name="acme", scope="client", tenant="acme")
+    client = SandboxClient(service.url, api_token=service.operator().create_token(request).token)
+    fields = {"image": Image.from_registry(image), "memory_mb": 256, "disk_mb": 512, "runtime": runtime}
+    with client.create_sandbox(id=own, **fields) as sandbox:
+        assert sandbox.id == own
+        assert sandbox.exec(["echo", "hello"]).stdout == "hello\n"
+        sandbox.upload_file("/workspace/x", b"bytes")
+        assert sandbox.download_file("/workspace/x") == b"bytes"
+        sandbox.pause()
+        assert sandbox.exec(["cat", "/workspace/x"]).stdout == "bytes"
+        assert [record["id"] for record in client.list_sandboxes()] == [own]
+        assert service.client().get_sandbox(own) is None
+        record = service.operator().sandbox(f"acme..{own}")
+        assert (record.tenant, record.runtime, record.state) == ("acme", runtime, "running")
+    assert client.get_sandbox(own) is None
