@@ -43,6 +43,9 @@ class GatewaySettings(DaemonSettings):
     """Seconds without heartbeat after which a node's sandboxes are lost."""
     tombstone_seconds: float = Field(default=24 * 3600.0, gt=0)
     """Seconds for which rows of deleted sandboxes (and with them their generations) and of gone nodes are kept."""
+    ended_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
+    """Seconds after its end for which an ``exited``, ``failed`` or ``lost`` sandbox without a ttl is kept; then it is
+    deleted, with its workspace.  What runs or may still run is never deleted by it."""
     audit_days: int = Field(default=90, ge=1)
     """Days for which the audit log is kept, in ``state_dir``/audit."""
     audit_max_mb: int = Field(default=2048, ge=8)

@@ -40,7 +40,7 @@ from gateway.core.placement import Placed
 from gateway.wire.errors import CODE_RULES, ErrorCode
 from gateway.wire.nodes import InventoryItem
 from gateway.wire.sandboxes import SandboxSpec
-from gateway.wire.states import SANDBOX_TRANSITIONS, DeathReason, SandboxState, next_state
+from gateway.wire.states import ENDED, SANDBOX_TRANSITIONS, DeathReason, SandboxState, next_state
 
 S = SandboxState
 Decide = Callable[[Sandbox], Sandbox | None]
@@ -270,6 +270,26 @@ def deleting(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox:
 def unless_leaving(sandbox: Sandbox, reason: DeathReason, now: datetime) -> Sandbox | None:
     """Return the sandbox as `deleting` does; ``None`` when it is on its way out already."""
     return None if sandbox.state in {S.DELETING, S.DELETED} else deleting(sandbox, reason, now)
+
+
+def time_is_over_at(sandbox: Sandbox, keep_ended: timedelta) -> datetime | None:
+    """Return when the sandbox is deleted by time: by its ttl, or without one a while after its end.
+
+    Args:
+        sandbox: as it is now.
+        keep_ended: for which time after its end one without a ttl is kept.
+
+    Returns:
+        ``None`` for one that has no ttl and has not ended, or that is on its way out.
+    """
+    if sandbox.state in {S.DELETING, S.DELETED}:
+        return None
+    if sandbox.expires_at is not None:
+        return sandbox.expires_at
+    # A failed one has no end while what ran before a refused restart may still run.
+    if sandbox.state not in ENDED or sandbox.ended_at is None:
+        return None
+    return sandbox.ended_at + keep_ended
 
 
 def starts_afresh(sandbox: Sandbox) -> bool:

@@ -32,7 +32,7 @@ from gateway.store.audit_files import AuditFiles
 from gateway.store.db import Database
 from gateway.wire import limits
 from gateway.wire.settings import ConfigurationError
-from gateway.wire.states import SandboxState
+from gateway.wire.states import ENDED, SandboxState
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,9 @@ def build(
         policies=policies,
         bundle=BundleService(settings.bundle_path),
         audit=AuditLog(audit_files(settings), clock),
-        internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock)),
+        internals=Internals(
+            db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock, settings)
+        ),
     )
 
 
@@ -216,4 +218,6 @@ def _context(db: Database, secret: bytes, orders: NodeOrders, clock: AsyncClock,
 def _unfinished(session: Session) -> tuple[list[Node], list[Sandbox]]:
     """Return all nodes; and all sandboxes that something will still happen to, by an order or by a deadline."""
     present = sandboxes.in_states(session, set(SandboxState) - {SandboxState.DELETED})
-    return nodes.present(session), [row for row in present if row.state in UNSETTLED or row.expires_at is not None]
+    return nodes.present(session), [
+        row for row in present if row.state in UNSETTLED | ENDED or row.expires_at is not None
+    ]

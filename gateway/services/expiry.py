@@ -1,7 +1,7 @@
-"""Ends by time: sandboxes by their ttl and by disuse, waits by their lease, tombstones by their age.
+"""Ends by time: sandboxes by ttl, by disuse and by the age of their end, waits by their lease, tombstones by age.
 
-All of it is judged on the monotonic clock. What a row says (``expires_at``, ``active_at``) is turned into monotonic
-time once, when the row is first seen; so a jump of the wall clock while the gateway runs deletes nothing.
+All of it is judged on the monotonic clock. What a row says (``expires_at``, ``ended_at``, ``active_at``) is turned into
+monotonic time once, when the row is first seen; so a jump of the wall clock while the gateway runs deletes nothing.
 """
 
 from collections.abc import Iterable
@@ -101,8 +101,9 @@ class Reaper:
         self._settings = settings
         self.ttls = Deadlines(clock, self._expire)
         self.leases = Deadlines(clock, self._end_wait)
+        self._keep_ended = timedelta(seconds=settings.ended_seconds)
         self._armed: dict[str, datetime] = {}
-        """By sandbox: the ``expires_at`` from which its ttl's deadline was made."""
+        """By sandbox: the time from which its deadline among ``ttls`` was made."""
 
     def on_change(self, sandbox: Sandbox) -> None:
         """React to a change of a sandbox."""
@@ -122,19 +123,23 @@ class Reaper:
     # -- ttl ----------------------------------------------------------------------------------------------------------
 
     def _arm_ttl(self, sandbox: Sandbox) -> None:
-        if sandbox.state in {SandboxState.DELETING, SandboxState.DELETED} or sandbox.expires_at is None:
+        over_at = transitions.time_is_over_at(sandbox, self._keep_ended)
+        if over_at is None:
             self._armed.pop(sandbox.id, None)
             self.ttls.clear(sandbox.id)
-        elif self._armed.get(sandbox.id) != sandbox.expires_at:
-            left = (sandbox.expires_at - self._clock.now()).total_seconds()
-            self._armed[sandbox.id] = sandbox.expires_at
+        elif self._armed.get(sandbox.id) != over_at:
+            left = (over_at - self._clock.now()).total_seconds()
+            self._armed[sandbox.id] = over_at
             self.ttls.set(sandbox.id, self._clock.monotonic() + max(0.0, left))
 
     async def _expire(self, sandbox_id: str) -> None:
-        expires_at, now = self._armed.get(sandbox_id), self._clock.now()
+        armed_for, now = self._armed.get(sandbox_id), self._clock.now()
+        if armed_for is None or sandbox_id in self.ttls:
+            return  # since it came due, the sandbox was restarted: it has no deadline now, or a later one
 
         def decide(row: Sandbox) -> Sandbox | None:
-            return transitions.unless_leaving(row, DeathReason.TTL, now) if row.expires_at == expires_at else None
+            unchanged = transitions.time_is_over_at(row, self._keep_ended) == armed_for
+            return transitions.unless_leaving(row, DeathReason.TTL, now) if unchanged else None
 
         await self._uow.change(sandbox_id, decide)
 

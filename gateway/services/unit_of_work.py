@@ -17,6 +17,7 @@ from sqlmodel import Session
 
 from gateway.core.model import Sandbox
 from gateway.services.tasks import AsyncClock, Background, wait_for_event
+from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
 from gateway.store.db import Database
 
@@ -157,9 +158,10 @@ class UnitOfWork:
 class Peers:
     """The other gateways on the same PostgreSQL. On SQLite there are none, and nothing here runs."""
 
-    def __init__(self, uow: UnitOfWork, clock: AsyncClock) -> None:
+    def __init__(self, uow: UnitOfWork, clock: AsyncClock, settings: GatewaySettings) -> None:
         self._uow = uow
         self._clock = clock
+        self._keep_ended = timedelta(seconds=settings.ended_seconds)
 
     async def follow_changes(self) -> None:
         """Publish what others change, until the connection is lost."""
@@ -183,7 +185,7 @@ class Peers:
     def _left_behind(self, session: Session) -> list[Sandbox]:
         now = self._clock.now()
         changed, asked = now - timedelta(seconds=TAKEOVER_INTERVAL), now - timedelta(seconds=ASKED_WITHIN)
-        return sandboxes.left_behind(session, now, changed, asked)
+        return sandboxes.left_behind(session, now, changed, asked, ended=now - self._keep_ended)
 
 
 def _rows(session: Session, names: list[str]) -> list[Sandbox]:

@@ -17,7 +17,7 @@ from gateway.store.tables import LabelRow, SandboxRow
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
-from gateway.wire.states import DeathReason, SandboxState
+from gateway.wire.states import ENDED, DeathReason, SandboxState
 
 CHUNK: Final = 500
 """Ids in one statement."""
@@ -26,6 +26,7 @@ MAX_CACHED_SPEC: Final = 4096
 
 _PLAIN: Final = frozenset(field.name for field in fields(Sandbox)) - {"spec", "state", "reason", "error"}
 _PENDING: Final = col(SandboxRow.state) == SandboxState.PENDING.value
+_OVER: Final = tuple(state.value for state in ENDED - {SandboxState.DELETED})
 
 # -- one sandbox ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ def on_node(session: Session, node_id: str) -> list[Sandbox]:
     return [sandbox_of(row) for row in session.scalars(statement)]
 
 
-def left_behind(session: Session, now: datetime, changed: datetime, asked: datetime) -> list[Sandbox]:
+def left_behind(session: Session, now: datetime, changed: datetime, asked: datetime, ended: datetime) -> list[Sandbox]:
     """Return what a gateway that died may have left.
 
     Args:
@@ -152,6 +153,7 @@ def left_behind(session: Session, now: datetime, changed: datetime, asked: datet
         now: UTC; sandboxes whose ttl is over by then are returned.
         changed: orders that are unsettled since then are returned.
         asked: waiting sandboxes that nobody has asked for since then are returned.
+        ended: those without a ttl that ended by then are returned.
     """
     ordered = [state.value for state in (SandboxState.CREATING, SandboxState.RESTORING, SandboxState.DELETING)]
     over = [SandboxState.DELETING.value, SandboxState.DELETED.value]
@@ -159,6 +161,11 @@ def left_behind(session: Session, now: datetime, changed: datetime, asked: datet
         (col(SandboxRow.state).in_(ordered) & (col(SandboxRow.updated_at) < changed))
         | (_PENDING & (col(SandboxRow.active_at) < asked))
         | (col(SandboxRow.state).not_in(over) & (col(SandboxRow.expires_at) <= now))
+        | (
+            col(SandboxRow.state).in_(_OVER)
+            & col(SandboxRow.expires_at).is_(None)
+            & (col(SandboxRow.ended_at) <= ended)
+        )
     )
     return [sandbox_of(row) for row in session.scalars(statement)]
 

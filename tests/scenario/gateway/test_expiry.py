@@ -12,12 +12,14 @@ from gateway.errors import ApiError
 from gateway.services.assembly import build
 from gateway.store import sandboxes
 from gateway.wire.errors import ErrorCode
-from gateway.wire.states import DeathReason, SandboxState
+from gateway.wire.states import DeathReason, NodeState, SandboxState
 from tests.scenario.gateway.world import (
     FailingDatabase,
+    FakeNode,
     Fleet,
     ManualClock,
     World,
+    grow_silent,
     refused,
     settings_for,
     spec,
@@ -79,6 +81,81 @@ async def test_an_idle_sandbox_is_deleted_once_its_node_reports_no_exec(here: Wo
     await here.beat(node)
     await here.until("a", S.DELETED)
     assert (await here.services.sandboxes.get("a")).reason is DeathReason.IDLE
+
+
+@pytest.mark.parametrize("reason", [DeathReason.EXITED, DeathReason.OOM, DeathReason.NODE_LOST])
+async def test_an_ended_sandbox_without_a_ttl_is_kept_for_a_while_and_then_deleted(
+    tmp_path: Path, reason: DeathReason
+) -> None:
+    async with world(settings_for(tmp_path, ended_seconds=20)) as here:
+        node = await here.join()
+        await here.services.sandboxes.create(spec())
+        await end(here, node, reason)
+        here.manual_clock.advance(19)
+        assert await here.state("a") in {S.EXITED, S.FAILED, S.LOST}
+        here.manual_clock.advance(1)
+        await here.until("a", S.DELETED)
+        assert (await here.services.sandboxes.get("a")).reason is reason
+        assert node.have == {} or reason is DeathReason.NODE_LOST
+
+
+async def test_what_runs_without_a_ttl_outlives_every_retention(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path, ended_seconds=1)) as here:
+        node = await here.join()
+        for name in ("a", "b", "c"):
+            await here.services.sandboxes.create(spec(name))
+        await here.services.sandboxes.pause("b")
+        here.die(node, "c", DeathReason.OOM)
+        await here.beat(node)
+        await here.services.sandboxes.restart("c")
+        await here.services.sandboxes.create(spec("z", ttl_seconds=20))
+        here.manual_clock.advance(20)
+        await here.until("z", S.DELETED)  # deadlines are served in order: all earlier ones were
+        assert [await here.state(name) for name in ("a", "b", "c")] == [S.RUNNING, S.PAUSED, S.RUNNING]
+
+
+async def test_a_deadline_that_came_due_before_a_restart_deletes_nothing_after_it(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path, ended_seconds=600)) as here:
+        node = await here.join()
+        await here.services.sandboxes.create(spec())
+        await end(here, node, DeathReason.OOM)
+        await here.services.sandboxes.restart("a")
+        await here.services.internals.reaper._expire("a")
+        assert await here.state("a") is S.RUNNING
+        await end(here, node, DeathReason.OOM)
+        await here.services.internals.reaper._expire("a")
+        assert await here.state("a") is S.FAILED
+
+
+async def test_the_next_gateway_deletes_what_ended_before_it_started(tmp_path: Path) -> None:
+    settings, fleet, clock = settings_for(tmp_path, ended_seconds=600), Fleet(), ManualClock()
+    async with world(settings, fleet, clock) as first:
+        node = await first.join()
+        await first.services.sandboxes.create(spec())
+        await end(first, node, DeathReason.OOM)
+    clock.advance(600)
+    async with world(settings, fleet, clock) as second:
+        await second.until("a", S.DELETED)
+
+
+async def test_a_ttl_alone_decides_where_there_is_one(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path, ended_seconds=600)) as here:
+        node = await here.join()
+        await here.services.sandboxes.create(spec(ttl_seconds=6000))
+        await end(here, node, DeathReason.OOM)
+        await here.services.sandboxes.create(spec("z", ttl_seconds=601))
+        here.manual_clock.advance(601)
+        await here.until("z", S.DELETED)
+        assert await here.state("a") is S.FAILED
+
+
+async def end(here: World, node: FakeNode, reason: DeathReason) -> None:
+    """Let the sandbox ``a`` end."""
+    if reason is DeathReason.NODE_LOST:
+        await grow_silent(here, NodeState.LOST)
+    else:
+        here.die(node, "a", reason)
+        await here.beat(node)
 
 
 async def test_tombstones_are_purged_after_a_day(here: World) -> None:
