@@ -38,8 +38,8 @@ SOAK_SECONDS: Final = int(os.environ.get("SANDBOXES_SOAK_API_SECONDS", "600"))
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[HttpGateway]:
-    # A create that finds no room is not waited for.
-    settings = {"create_wait": 0.05, "delete_wait": 0.5}
+    # A create that finds no room is not waited for as long as usual.
+    settings = {"create_wait": 1.0, "delete_wait": 0.5}
     with running_gateway(tmp_path / "gateway", settings=settings, node=PoliteNode()) as running:
         yield running
 
