@@ -76,7 +76,7 @@ class NodeSettings(DaemonSettings):
     """Seconds for which an ended session can be read."""
 
     closed_ranges: tuple[Range, ...] = Field(default=(), max_length=limits.MAX_ADDRESS_RANGES)
-    """Ranges that sandboxes cannot reach, in addition to every special-purpose range."""
+    """Ranges that sandboxes and pulls of images cannot reach, in addition to every special-purpose range."""
     open_ranges: tuple[Range, ...] = Field(default=(), max_length=limits.MAX_ADDRESS_RANGES)
     """Exceptions, such as the range of a private registry or mirror.  A node, its gateway and the metadata service of a
     cloud stay closed inside a range; only an entry for that one address (``10.0.0.5/32``) opens them."""

@@ -2,17 +2,21 @@
 
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Final
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound
 
+from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpAddress
 from gateway.wire.errors import ErrorCode
+from gateway.wire.references import DEFAULT_REGISTRY, ImageReference, host_of
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 
@@ -21,7 +25,19 @@ LOAD_IT: Final = "load it into the node's Docker engine, see docs/operations.md"
 OWNER: Final = "sandbox-fleet.export"  # label on the container behind an export
 _ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i386": "386", "i686": "386"}
 """Docker's names of architectures, by those of the kernel."""
+_DEFAULT_HOST: Final = "registry-1.docker.io"
+"""Where the engine really asks for images of `DEFAULT_REGISTRY`."""
 _ENGINE_ERRORS: Final = (DockerException, requests.RequestException)
+
+
+def addresses_of(host: str) -> frozenset[IpAddress]:
+    """Return all addresses of a host.
+
+    Raises:
+        OSError: its name cannot be resolved.
+    """
+    found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return frozenset(ip_address(address.partition("%")[0]) for address in found)
 
 
 @dataclass(frozen=True)
@@ -48,10 +64,19 @@ class Images:
 
     Args:
         client: makes a client; called once per thread, because clients are not safe to share between threads.
+        addresses: where registries may be.
+        resolve: returns all addresses of a host, as `addresses_of` does.
     """
 
-    def __init__(self, client: Callable[[], docker.APIClient]) -> None:
+    def __init__(
+        self,
+        client: Callable[[], docker.APIClient],
+        addresses: AddressPolicy = DEFAULT_POLICY,
+        resolve: Callable[[str], frozenset[IpAddress]] = addresses_of,
+    ) -> None:
         self._make_client = client
+        self._addresses = addresses
+        self._resolve = resolve
         self._local = threading.local()
         self._pulls: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -74,7 +99,8 @@ class Images:
         Concurrent calls for one reference share one pull.
 
         Raises:
-            RuntimeFailure: ``IMAGE_ERROR``, naming the image and the cause; also for an image of another platform.
+            RuntimeFailure: ``IMAGE_ERROR``, naming the image and the cause; also for an image of another platform,
+                and for one that is not here and whose registry has a closed address.
         """
         image = self._inspect(reference)
         if image is not None:
@@ -142,6 +168,7 @@ class Images:
         return _image(reference, answer)
 
     def _pull(self, reference: str) -> None:
+        self._check_registry(reference)
         repository, tag = split_reference(reference)
         deadline = time.monotonic() + PULL_TIMEOUT
         try:
@@ -152,6 +179,28 @@ class Images:
                     raise _failure(reference, f"the pull took longer than {PULL_TIMEOUT:.0f} s")
         except _ENGINE_ERRORS as error:
             raise _refused(reference, _not_pulled(_cause(error)), error) from error
+
+    def _check_registry(self, reference: str) -> None:
+        """Refuse a registry that is where nothing a client asks for may lead, e.g. on this machine or beside it.
+
+        Raises:
+            RuntimeFailure: ``IMAGE_ERROR``, naming the registry and its address.
+        """
+        try:
+            registry = ImageReference.parse(reference).registry
+        except ValueError as error:
+            raise _failure(reference, _not_pulled(str(error))) from error
+        try:
+            found = self._resolve(_DEFAULT_HOST if registry == DEFAULT_REGISTRY else host_of(registry))
+        except OSError:
+            return  # the engine may know it, by a mirror or a proxy of its own; else it says so
+        if closed := sorted(map(str, filter(self._addresses.is_closed, found))):
+            raise _failure(
+                reference,
+                _not_pulled(
+                    f"its registry {registry} is at {closed[0]}, which is closed; open_ranges of the node opens it"
+                ),
+            )
 
     def _pull_lock(self, reference: str) -> threading.Lock:
         with self._lock:

@@ -58,7 +58,7 @@ class DockerRuntime(SandboxRuntime):
         root: directory of the node; everything here lies below ``docker`` in it.
         tag: 8 hex digits, in every host-wide name.
         base_url: of the engine, a unix:// URL.  The engine runs on this machine and sees the same mounts.
-        rules: what the firewall of sandboxes with a network lets through.
+        rules: what the firewall of sandboxes with a network lets through; and where registries may be.
         allow_runc_without_user_namespaces: whether to offer runc where root of a container is root of the host.
     """
 
@@ -77,7 +77,7 @@ class DockerRuntime(SandboxRuntime):
         self._tag = tag
         self._tools = own / "tools"
         self._api = Api(base_url)
-        self._images = Images(lambda: self._api.client)
+        self._images = Images(lambda: self._api.client, rules.addresses)
         self._records = RecordStore(own / "sandboxes", DockerPart)
         self._containers = Containers(self._api, tag)
         self._networks = DockerNetworks(self._api, tag, container_config.LABEL, rules)

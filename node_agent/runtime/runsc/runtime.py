@@ -65,7 +65,7 @@ class RunscRuntime(SandboxRuntime):
         base_url: of the Docker engine that has the images, as the SDK takes it, e.g. ``unix:///var/run/docker.sock``.
         resolvers: name servers of sandboxes with a network.
         pool: private range for the addresses of sandboxes with a network.
-        rules: what the firewall of those lets through.
+        rules: what the firewall of those lets through; and where registries may be.
     """
 
     name: ClassVar[RuntimeName] = "runsc"
@@ -81,7 +81,7 @@ class RunscRuntime(SandboxRuntime):
         rules: FirewallRules = DEFAULT_RULES,
     ) -> None:
         self._node = RunscPaths(root, tag)
-        self._images = Images(lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT))
+        self._images = Images(lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT), rules.addresses)
         self._roots = RootFileSystems(self._node.images, self._images, tag)
         self._networks = Networks(tag, pool, rules)
         self._fd_store = FdStore(tag)

@@ -3,19 +3,27 @@
 import os
 import threading
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 import pytest
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
+from gateway.wire.closed_ranges import AddressPolicy, IpAddress
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
-from node_agent.host.images import EngineImage, Images, architecture, split_reference
+from node_agent.host.images import EngineImage, Images, addresses_of, architecture, split_reference
 
 ID = "sha256:" + "a" * 64
 DIGEST = "sha256:" + "b" * 64
+PUBLIC = frozenset({ip_address("9.9.9.9")})
+HOSTS = {
+    "inside.example": frozenset({ip_address("10.0.0.7")}),
+    "both.example": PUBLIC | {ip_address("::1")},
+    "metadata.example": frozenset({ip_address("169.254.169.254")}),
+}
 
 
 class Engine:
@@ -46,7 +54,7 @@ class Engine:
 
 
 def images(engine: Engine) -> Images:
-    return Images(lambda: engine)  # type: ignore[arg-type, return-value]
+    return Images(lambda: engine, resolve=lambda host: HOSTS.get(host, PUBLIC))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +111,40 @@ def test_image_of_this_platform_is_taken_by_any_of_its_names(name: str) -> None:
     engine = Engine(local=True)
     engine.platform = {"Os": "linux", "Architecture": name}
     assert images(engine).resolve("r.example:5000/app:1").id == ID
+
+
+@pytest.mark.parametrize(
+    "host", ["inside.example", "both.example:5000", "metadata.example", "127.0.0.1:5000", "[::1]:5000", "127.1:80"]
+)
+def test_registry_with_a_closed_address_is_never_asked(host: str) -> None:
+    engine = Engine(local=False)
+    asked = Images(
+        lambda: engine,  # type: ignore[arg-type, return-value]
+        resolve=lambda name: HOSTS.get(name) or addresses_of(name),
+    )
+    with pytest.raises(RuntimeFailure) as failure:
+        asked.resolve(f"{host}/app:1")
+    assert (failure.value.code, failure.value.reason) == (ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR)
+    assert host in failure.value.message
+    assert "open_ranges" in failure.value.message
+    assert engine.pulled == []
+
+
+def test_registry_in_an_opened_range_is_asked() -> None:
+    engine = Engine(local=False)
+    opened = AddressPolicy(opened=(ip_network("10.0.0.0/24"),))
+    images = Images(lambda: engine, opened, HOSTS.__getitem__)  # type: ignore[arg-type, return-value]
+    images.resolve("inside.example/app:1")
+    assert engine.pulled == [("inside.example/app", "1")]
+
+
+def test_registry_that_only_the_engine_may_know_is_left_to_it() -> None:
+    def fail(host: str) -> frozenset[IpAddress]:
+        raise OSError(f"{host} is unknown")
+
+    engine = Engine(local=False)
+    Images(lambda: engine, resolve=fail).resolve("mirrored.example/app:1")  # type: ignore[arg-type, return-value]
+    assert engine.pulled == [("mirrored.example/app", "1")]
 
 
 def test_missing_image_is_pulled_once_for_all_that_wait() -> None:
