@@ -64,6 +64,7 @@ def call_everything(gateway: HttpGateway, scope: TokenScope, directory: Path, *o
     with LogLines("gateway.http") as lines:
         done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False, timeout=3600)
         unhandled = [record.getMessage() for record in lines.seen() if record.exc_info]
+    print(done.stdout.partition("= SUMMARY =")[2])  # `make soak` shows it
     assert unhandled == []
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2000:]
 
