@@ -25,7 +25,7 @@ from gateway.http.responses import REQUEST_ID, error_response, internal_error
 from gateway.http.tenancy import PRINCIPAL
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
-from gateway.wire.shares import FairPool, Holder
+from gateway.wire.shares import FairPace, FairPool, Holder
 from gateway.wire.tokens import TokenScope
 
 _log = logging.getLogger("gateway.http")
@@ -37,6 +37,9 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 DRAIN_BYTES: Final = 256 * limits.MIB  # the largest body that the public SDK sends
 DRAIN_SECONDS: Final = 10.0
 MAX_BODY_BYTES: Final = 256 * limits.MIB  # of JSON bodies in memory; parsed, each takes a multiple for a moment
+BODY_RATE: Final = 8 * limits.MIB  # bytes per second of one tenant's large bodies, which take processor time to read
+PACED_BODY: Final = limits.MIB  # bytes from which a body is large
+MAX_BODY_PAUSE: Final = 20.0  # seconds
 BODY_IDLE: Final = 120.0  # seconds for which a client may send no byte of a body
 
 _FILE_PATH: Final = re.compile(r"/v1/sandboxes/[^/]+/files")
@@ -262,6 +265,7 @@ class FairShares:
         self._requests = FairPool(requests)
         self._creates = FairPool(creates)
         self._bodies = FairPool(body_bytes, least=limits.MAX_JSON_BODY)
+        self._pace = FairPace(BODY_RATE, 2 * limits.MAX_JSON_BODY)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         principal = scope["state"].get(PRINCIPAL)
@@ -276,7 +280,14 @@ class FairShares:
                 self._take(taken, self._creates, holder, 1, "creates")
             if not _is_file(scope):
                 receive = self._counted(taken, holder, scope, receive)
+                await self._paced(holder, _declared(scope) or 0)
             await self._app(scope, receive, send)
+
+    async def _paced(self, holder: Holder, size: int) -> None:
+        """Wait until the tenant may send so much; its client waits in its write, for the body is not read yet."""
+        pause = self._pace.pause(holder, size, time.monotonic()) if size >= PACED_BODY else 0.0
+        if pause:
+            await asyncio.sleep(min(pause, MAX_BODY_PAUSE))
 
     def _counted(self, taken: ExitStack, holder: Holder, scope: Scope, receive: Receive) -> Receive:
         """Take room for the body: at once where its length is declared, else as it comes."""

@@ -64,6 +64,7 @@ MAX_PREPARED_TTL: Final = 24 * 3600
 # -- exec -------------------------------------------------------------------------------------------------------------
 EXEC_CHUNK: Final = 64 * 1024  # most bytes in one output event
 MAX_EXEC_OUTPUT: Final = 1024 * MIB  # stored per session; further output is counted, dropped and reported
+EXEC_OUTPUT_RATE: Final = 16 * MIB  # per second and sandbox, after as much at once; a faster process waits in its write
 MAX_EVENTS_PER_READ: Final = 1000
 MAX_EVENT_BYTES_PER_READ: Final = 2 * MIB  # escapes turn one byte into six; clients in the field read 16 MiB at most
 MAX_STDIN_BUFFER: Final = 16 * MIB

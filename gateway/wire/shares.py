@@ -15,6 +15,10 @@ RESERVE: Final = 4
 """A pool keeps one part in this many for those who hold little."""
 
 
+MAX_PACED: Final = 1000
+"""Holders after which those that were slow are forgotten."""
+
+
 class ShareOf(StrEnum):
     """Whose share is used up; the values are the words of refusals."""
 
@@ -120,3 +124,27 @@ class FairPool:
         if holder.sandbox and own + units > limit(for_tenant, of_tenant - own, self._least):
             return ShareOf.SANDBOX
         return None
+
+
+class FairPace:
+    """Units per second of each holder by itself, for work that costs everybody processor time.  Safe from any thread.
+
+    Args:
+        rate: units per second.
+        burst: units that a holder who was slower may be ahead.
+    """
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._ahead = burst / rate
+        self._paid: dict[Holder, float] = {}  # until when each has used up its rate
+        self._lock = threading.Lock()
+
+    def pause(self, holder: Holder, units: int, now: float) -> float:
+        """Count units; return the seconds for which the holder has to pause after them, at ``now`` of a clock."""
+        with self._lock:
+            if len(self._paid) > MAX_PACED:
+                self._paid = {one: paid for one, paid in self._paid.items() if paid > now - self._ahead}
+            paid = max(self._paid.get(holder, 0.0), now - self._ahead) + units / self._rate
+            self._paid[holder] = paid
+            return max(0.0, paid - now)

@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -16,6 +17,8 @@ from node_agent.runtime.base import Death, ExecProcess
 log = logging.getLogger(__name__)
 
 Start = Callable[[], ExecProcess]
+Pace = Callable[[int], float]
+"""Counts bytes of output; returns the seconds for which their reader has to pause."""
 FindDeath = Callable[[str, int, float], Death | None]
 """Returns how this sandbox (id, generation) died; waits so many seconds for it, then ``None``: it seems alive."""
 
@@ -26,11 +29,19 @@ KILL_WAIT = 0.2  # a SIGKILL from inside is as likely; an exec that ends by one 
 class Runner:
     """Runs one session to its end, on a thread of its own."""
 
-    def __init__(self, session: Session, start: Start, stdin: "StdinBuffer | None", timeout: float | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        start: Start,
+        stdin: "StdinBuffer | None",
+        timeout: float | None,
+        pace: Pace = lambda _size: 0.0,
+    ) -> None:
         self.session = session
         self.stdin = stdin
         self.timeout = timeout
         self._start = start
+        self._pace = pace
 
     def run(self, find_death: FindDeath, done: Callable[["Runner"], None]) -> None:
         """Run the session to its end: the body of its thread.
@@ -99,6 +110,8 @@ class Runner:
         session = self.session
         while (chunk := process.read()) is not None:
             session.output(chunk)
+            if (pause := self._pace(len(chunk.data))) > 0:
+                time.sleep(pause)
         try:
             exit_ = process.wait()
         except RuntimeFailure as failure:

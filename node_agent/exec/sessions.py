@@ -6,6 +6,7 @@ Lives on the event loop and hands blocking work to threads.
 import asyncio
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -17,7 +18,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecSession
 from gateway.wire.nodes import ExecOrder
-from gateway.wire.shares import FairPool, Holder
+from gateway.wire.shares import FairPace, FairPool, Holder
 from gateway.wire.states import ExecStatus
 from gateway.wire.tenants import own_id
 from node_agent.errors import NodeError, bad_field
@@ -53,6 +54,7 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
         self._runners: dict[str, Runner] = {}
         self._running = FairPool(bounds.running)
+        self._pace = FairPace(limits.EXEC_OUTPUT_RATE, limits.EXEC_OUTPUT_RATE)
         self._stdin_room = StdinRoom()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closing = False
@@ -121,7 +123,13 @@ class Sessions:
         request = order.exec
         command = ExecCommand(tuple(request.command), request.env, request.working_dir, request.user, request.stdin)
         stdin = StdinBuffer(self._stdin_room) if request.stdin else None
-        runner = Runner(session, partial(runtime.exec, sandbox_id, command), stdin, request.timeout_seconds)
+        runner = Runner(
+            session,
+            partial(runtime.exec, sandbox_id, command),
+            stdin,
+            request.timeout_seconds,
+            partial(self._pause, holder),
+        )
         self._sessions[session.id] = session
         self._runners[session.id] = runner
         threading.Thread(
@@ -197,6 +205,9 @@ class Sessions:
         if self._loop is None:
             raise RuntimeError("sessions are used before open()")
         return self._loop
+
+    def _pause(self, holder: Holder, size: int) -> float:
+        return self._pace.pause(holder, size, time.monotonic())
 
     def _new(self, sandbox_id: str, order: ExecOrder) -> Session:
         now = datetime.now(UTC)

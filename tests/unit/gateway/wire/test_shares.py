@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.shares import RESERVE, FairPool, Holder, ShareOf
+from gateway.wire.shares import RESERVE, FairPace, FairPool, Holder, ShareOf
 
 
 def fill(pool: FairPool, holder: Holder) -> int:
@@ -78,3 +78,12 @@ def test_the_largest_is_found(units: int) -> None:
     pool.take(Holder("b", "2"), 30 + units)
 
     assert pool.largest() == Holder("b", "2")
+
+
+def test_who_is_fast_pauses_and_others_do_not() -> None:
+    pace = FairPace(rate=10, burst=20)
+    fast, slow = Holder("fast"), Holder("slow")
+
+    assert [pace.pause(fast, 10, 100.0) for _ in range(4)] == [0.0, 0.0, 1.0, 2.0]
+    assert pace.pause(slow, 10, 100.0) == 0.0
+    assert pace.pause(fast, 10, 105.0) == 0.0
