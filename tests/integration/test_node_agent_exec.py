@@ -137,7 +137,7 @@ def test_the_timeout_kills_the_group_and_keeps_the_output(node: NodeUnderTest, b
 def test_a_timeout_before_the_engine_has_started_the_process_still_kills_it(node: NodeUnderTest, box: str) -> None:
     node.runtime.controls.exec_gate = gate = threading.Event()
     try:
-        session = started(node.exec(box, ["sleep", "60"], wait=0, timeout_seconds=1e-9))["session"]["id"]
+        session = started(node.exec(box, ["sleep", "60"], wait=0, timeout_seconds=0.001))["session"]["id"]
         live = node.node.sessions.get(session)
         wait_until(lambda: live.expired)
     finally:
