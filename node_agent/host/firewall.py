@@ -7,20 +7,27 @@ connections is bounded, so that none fills it for its neighbours.
 
 The rules can be lost: ``nft flush ruleset`` is the first line of many firewall scripts.  `Firewall.ensure` compares
 everything that is there with what belongs there, and `Firewall.cut` takes sandboxes off the network where that fails.
+
+`PullFirewall` is for what leaves the host itself for a sandbox: the pull of its image.
 """
 
+import hashlib
 import json
 import logging
+import os
 import re
+import socket
+import struct
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, collapse_addresses
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, collapse_addresses, ip_address, ip_network
+from pathlib import Path
 from typing import Final
 
 from gateway.wire import limits
-from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpNetwork
+from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpAddress, IpNetwork
 from node_agent.host import interfaces
 from node_agent.host.process import CommandError, run
 
@@ -269,3 +276,161 @@ class Firewall:
 def _without_elements(listing: bytes) -> str:
     """Return a listing without the elements that the kernel adds for traffic."""
     return _COUNTED.sub(r"\1", listing.decode())
+
+
+# -- pulls of images --------------------------------------------------------------------------------------------------
+# The engine follows by itself where a registry sends it: redirects, and the address of a service that gives tokens.  So
+# it is the kernel that has to say no.  `sandboxes node engine` runs its daemon under a group id that nobody else has,
+# and the table finds the daemon's own packets by that group.  What a sandbox sends is not of that group.  Nor is what
+# an engine sends that somebody else started: it looks like everybody's, and is not filtered.
+
+ENGINE_GROUPS: Final = range(60_600, 61_100)
+"""Group ids of engines: neither systemd nor Debian gives them to anybody."""
+_RESOLV_CONF: Final = Path("/etc/resolv.conf")
+_PEER: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
+
+_PULL_RULES: Final = """
+add table inet {table}
+delete table inet {table}
+table inet {table} {{
+  {sets}
+  chain refuse {{
+    meta l4proto tcp reject with tcp reset
+    reject
+  }}
+  chain destinations {{
+    meta l4proto {{ tcp, udp }} th dport 53 ip daddr @resolvers4 return
+    meta l4proto {{ tcp, udp }} th dport 53 ip6 daddr @resolvers6 return
+    ip daddr @hosts4 return
+    ip6 daddr @hosts6 return
+    ip daddr @guarded4 jump refuse
+    ip6 daddr @guarded6 jump refuse
+    fib daddr type local jump refuse
+    ip daddr @opened4 return
+    ip6 daddr @opened6 return
+    ip daddr @closed4 jump refuse
+    ip6 daddr @closed6 jump refuse
+  }}
+  chain output {{
+    type filter hook output priority -150; policy accept;
+    meta skgid {group} jump destinations
+  }}
+}}
+"""
+
+
+def group_of(directory: Path) -> int:
+    """Return the group id of the engine below a directory: two engines on a machine are told apart by it."""
+    digest = hashlib.sha256(os.fsencode(directory.absolute())).digest()
+    return ENGINE_GROUPS[int.from_bytes(digest[:4]) % len(ENGINE_GROUPS)]
+
+
+class PullFirewall:
+    """The table for the pulls of one runtime of a node.
+
+    Args:
+        name: the owner, which holds the node's tag; the table is ``sandbox_<name>_pulls``.
+        engine: URL of the Docker engine.
+        addresses: where it may connect to.
+    """
+
+    def __init__(self, name: str, engine: str, addresses: AddressPolicy) -> None:
+        self.table = f"sandbox_{name}_pulls"
+        self._engine = engine
+        self._addresses = addresses
+        self._told = False
+
+    def ensure(self) -> bool:
+        """Close the engine's own connections, for a pull that is about to begin.
+
+        The rules are loaded each time, in one transaction: whoever flushed them did it for one pull at most.
+
+        Returns:
+            Whether they are; ``False`` for an engine that was not started by `sandboxes node engine`, or that is in
+            another network namespace.
+
+        Raises:
+            CommandError: ``nft`` is missing or refused.
+        """
+        group = engine_group(self._engine)
+        if group is None:
+            if not self._told:
+                log.warning(
+                    "the Docker engine at %s is not one of the node's own: of a pull only the registry's address is"
+                    " checked, not where the registry sends the engine",
+                    self._engine,
+                )
+            self._told = True
+            return False
+        run(["nft", "-f", "-"], stdin=self.text(group, _resolvers()).encode(), timeout=_TIMEOUT)
+        return True
+
+    def remove(self) -> list[str]:
+        """Remove the rules; return a phrase if there were any.  Idempotent.
+
+        Raises:
+            CommandError: ``nft`` is missing or refused.
+        """
+        tables = json.loads(run(["nft", "-j", "list", "tables", "inet"], timeout=_TIMEOUT))["nftables"]
+        if not any(entry.get("table", {}).get("name") == self.table for entry in tables):
+            return []
+        run(["nft", "delete", "table", "inet", self.table], timeout=_TIMEOUT)
+        return [f"nft table inet {self.table}"]
+
+    def text(self, group: int, resolvers: Iterable[IpAddress]) -> str:
+        """Return the rules as ``nft -f`` takes them.
+
+        Args:
+            group: of the engine.
+            resolvers: name servers of this host, which the engine may ask wherever they are.
+        """
+        addresses = self._addresses
+        sets: dict[str, Iterable[IpNetwork | IpAddress]] = {
+            "resolvers": resolvers,
+            "hosts": addresses.opened_hosts,
+            "guarded": addresses.guarded,
+            "opened": addresses.opened,
+            "closed": addresses.closed,
+        }
+        lines = [_set(name, version, members) for name, members in sets.items() for version in (4, 6)]
+        return _PULL_RULES.format(table=self.table, group=group, sets="\n  ".join(lines))
+
+
+def engine_group(url: str) -> int | None:
+    """Return the group id under which the engine at ``url`` runs, if it is one of a node's own in this network.
+
+    The kernel tells it of whoever made the socket.  ``None`` where nobody answers there.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_TIMEOUT)
+            connection.connect(re.sub("^unix:/*", "/", url))
+            pid, _, group = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        here, there = (os.stat(f"/proc/{process}/ns/net") for process in ("self", pid))  # noqa: PTH116 - not a path
+    except OSError:
+        return None
+    return group if group in ENGINE_GROUPS and os.path.samestat(here, there) else None
+
+
+def _resolvers() -> list[IpAddress]:
+    try:
+        lines = _RESOLV_CONF.read_text().splitlines()
+    except OSError:
+        return []
+    words = [line.split() for line in lines]
+    named = [word[1].partition("%")[0] for word in words if len(word) > 1 and word[0] == "nameserver"]
+    found: list[IpAddress] = []
+    for text in named:
+        try:
+            found.append(ip_address(text))
+        except ValueError:
+            log.warning("%s names a resolver that is no address: %s", _RESOLV_CONF, text)
+    return found
+
+
+def _set(name: str, version: int, members: Iterable[IpNetwork | IpAddress]) -> str:
+    """Return a set of one address family; intervals of a set must not overlap."""
+    networks = [ip_network(member) for member in members if member.version == version]
+    listed = ", ".join(map(str, collapse_addresses(networks)))  # type: ignore[type-var]
+    elements = f"elements = {{ {listed} }}" if listed else ""
+    return f"set {name}{version} {{ type ipv{version}_addr; flags interval; {elements} }}"

@@ -19,6 +19,8 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.references import DEFAULT_REGISTRY, ImageReference, host_of
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host.firewall import PullFirewall
+from node_agent.host.process import CommandError
 
 PULL_TIMEOUT: Final = 1800.0  # seconds for one image; the engine itself has no bound
 LOAD_IT: Final = "load it into the node's Docker engine, see docs/operations.md"
@@ -65,6 +67,7 @@ class Images:
     Args:
         client: makes a client; called once per thread, because clients are not safe to share between threads.
         addresses: where registries may be.
+        firewall: closes the engine's own connections while it pulls; ``None`` leaves them open.
         resolve: returns all addresses of a host, as `addresses_of` does.
     """
 
@@ -72,10 +75,12 @@ class Images:
         self,
         client: Callable[[], docker.APIClient],
         addresses: AddressPolicy = DEFAULT_POLICY,
+        firewall: PullFirewall | None = None,
         resolve: Callable[[str], frozenset[IpAddress]] = addresses_of,
     ) -> None:
         self._make_client = client
         self._addresses = addresses
+        self._firewall = firewall
         self._resolve = resolve
         self._local = threading.local()
         self._pulls: dict[str, threading.Lock] = {}
@@ -147,6 +152,14 @@ class Images:
         except _ENGINE_ERRORS as error:
             raise _refused(image.id, f"it could not be exported: {_cause(error)}", error) from error
 
+    def release(self) -> list[str]:
+        """Remove what pulls have left on this host; return a phrase for each thing.  Idempotent.
+
+        Raises:
+            CommandError: the host refused.
+        """
+        return [] if self._firewall is None else self._firewall.remove()
+
     def sweep_exports(self, owner: str) -> list[str]:
         """Remove containers that an interrupted `export` left; return a phrase for each."""
         try:
@@ -169,6 +182,7 @@ class Images:
 
     def _pull(self, reference: str) -> None:
         self._check_registry(reference)
+        self._close_ranges(reference)
         repository, tag = split_reference(reference)
         deadline = time.monotonic() + PULL_TIMEOUT
         try:
@@ -201,6 +215,20 @@ class Images:
                     f"its registry {registry} is at {closed[0]}, which is closed; open_ranges of the node opens it"
                 ),
             )
+
+    def _close_ranges(self, reference: str) -> None:
+        """Close the engine's own connections, which a registry may send anywhere.
+
+        Raises:
+            RuntimeFailure: ``NODE_REFUSED``; another node may be able to.
+        """
+        try:
+            if self._firewall is not None:
+                self._firewall.ensure()
+        except CommandError as error:
+            raise RuntimeFailure(
+                ErrorCode.NODE_REFUSED, f"image {reference}: nothing was pulled, as its way cannot be closed: {error}"
+            ) from error
 
     def _pull_lock(self, reference: str) -> threading.Lock:
         with self._lock:

@@ -14,7 +14,7 @@ from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, programs
-from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules
+from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules, PullFirewall
 from node_agent.host.images import Images
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, Volumes
@@ -77,7 +77,8 @@ class DockerRuntime(SandboxRuntime):
         self._tag = tag
         self._tools = own / "tools"
         self._api = Api(base_url)
-        self._images = Images(lambda: self._api.client, rules.addresses)
+        firewall = PullFirewall(f"{tag}_docker", base_url, rules.addresses)
+        self._images = Images(lambda: self._api.client, rules.addresses, firewall)
         self._records = RecordStore(own / "sandboxes", DockerPart)
         self._containers = Containers(self._api, tag)
         self._networks = DockerNetworks(self._api, tag, container_config.LABEL, rules)
@@ -146,8 +147,10 @@ class DockerRuntime(SandboxRuntime):
                 self._containers.remove(container)
                 gone.append(f"container {container[:12]} of sandbox {sandbox_id}")
         gone += self._networks.sweep({record.part.network for record in owned.values() if record.part.network})
-        if not owned and programs.release(self._tools):
-            gone.append(f"mount of the programs in {self._tools}")
+        if not owned:
+            gone += self._images.release()
+            if programs.release(self._tools):
+                gone.append(f"mount of the programs in {self._tools}")
         return gone + self._containers.sweep_groups()
 
     def close(self) -> None:
@@ -158,6 +161,7 @@ class DockerRuntime(SandboxRuntime):
         try:
             programs.release(self._tools)
             self._networks.firewall.remove()
+            self._images.release()
             cgroup.remove_parent(container_config.cgroup_tag(self._tag))
         except (CommandError, OSError) as error:
             # The process is about to end; the next start's sweep meets what stays.

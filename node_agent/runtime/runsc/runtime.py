@@ -16,7 +16,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, mounts, programs
-from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules
+from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules, PullFirewall
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
 from node_agent.host.process import CommandError
@@ -81,7 +81,10 @@ class RunscRuntime(SandboxRuntime):
         rules: FirewallRules = DEFAULT_RULES,
     ) -> None:
         self._node = RunscPaths(root, tag)
-        self._images = Images(lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT), rules.addresses)
+        firewall = PullFirewall(tag, base_url, rules.addresses)
+        self._images = Images(
+            lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT), rules.addresses, firewall
+        )
         self._roots = RootFileSystems(self._node.images, self._images, tag)
         self._networks = Networks(tag, pool, rules)
         self._fd_store = FdStore(tag)
@@ -274,7 +277,7 @@ class RunscRuntime(SandboxRuntime):
         for path in sorted(self._node.templates.glob("*.partial")):
             path.unlink()
             gone.append(f"file {path}")
-        return gone if owned else gone + _remove_shared(self._node)
+        return gone if owned else gone + self._images.release() + _remove_shared(self._node)
 
 
 def _in_one_of(states: Sequence[EngineState], sandbox_id: str, record: RunscRecord | None) -> RunscRecord:

@@ -133,7 +133,7 @@ def test_registry_with_a_closed_address_is_never_asked(host: str) -> None:
 def test_registry_in_an_opened_range_is_asked() -> None:
     engine = Engine(local=False)
     opened = AddressPolicy(opened=(ip_network("10.0.0.0/24"),))
-    images = Images(lambda: engine, opened, HOSTS.__getitem__)  # type: ignore[arg-type, return-value]
+    images = Images(lambda: engine, opened, resolve=HOSTS.__getitem__)  # type: ignore[arg-type, return-value]
     images.resolve("inside.example/app:1")
     assert engine.pulled == [("inside.example/app", "1")]
 
