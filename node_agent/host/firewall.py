@@ -351,6 +351,7 @@ class PullFirewall:
 
         Raises:
             CommandError: ``nft`` is missing or refused.
+            OSError: the engine does not answer, so which it is cannot be known.
         """
         group = engine_group(self._engine)
         if group is None:
@@ -399,17 +400,20 @@ class PullFirewall:
 def engine_group(url: str) -> int | None:
     """Return the group id under which the engine at ``url`` runs, if it is one of a node's own in this network.
 
-    The kernel tells it of whoever made the socket.  ``None`` where nobody answers there.
+    The kernel tells it of whoever made the socket.
+
+    Raises:
+        OSError: nobody answers there now, so it cannot be known.
     """
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_TIMEOUT)
-            connection.connect(re.sub("^unix:/*", "/", url))
-            pid, _, group = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        here, there = (os.stat(f"/proc/{process}/ns/net") for process in ("self", pid))  # noqa: PTH116 - not a path
-    except OSError:
+    if not url.startswith("unix:"):
         return None
-    return group if group in ENGINE_GROUPS and os.path.samestat(here, there) else None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT)
+        connection.connect(re.sub("^unix:/*", "/", url))
+        pid, _, group = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if group not in ENGINE_GROUPS or pid == 0:  # 0: it is no process that can be seen from here
+        return None
+    return group if Path("/proc/self/ns/net").samefile(f"/proc/{pid}/ns/net") else None
 
 
 def _resolvers() -> list[IpAddress]:

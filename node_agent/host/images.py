@@ -220,7 +220,7 @@ class Images:
         """Close the engine's own connections, which a registry may send anywhere.
 
         Raises:
-            RuntimeFailure: ``NODE_REFUSED``; another node may be able to.
+            RuntimeFailure: ``NODE_REFUSED``, as another node may be able to; ``BUSY`` while the engine is away.
         """
         try:
             if self._firewall is not None:
@@ -229,6 +229,8 @@ class Images:
             raise RuntimeFailure(
                 ErrorCode.NODE_REFUSED, f"image {reference}: nothing was pulled, as its way cannot be closed: {error}"
             ) from error
+        except OSError as error:
+            raise _away(reference, error) from error
 
     def _pull_lock(self, reference: str) -> threading.Lock:
         with self._lock:
@@ -320,6 +322,10 @@ def _refused(reference: str, problem: str, error: Exception) -> RuntimeFailure:
     """
     if isinstance(error, APIError):
         return _failure(reference, problem)
+    return _away(reference, error)
+
+
+def _away(reference: str, error: Exception) -> RuntimeFailure:
     return RuntimeFailure(
         ErrorCode.BUSY, f"image {reference}: the Docker engine did not answer ({_cause(error)}); is it running?"
     )

@@ -4,16 +4,18 @@ import os
 import threading
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
-from gateway.wire.closed_ranges import AddressPolicy, IpAddress
+from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpAddress
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host.firewall import PullFirewall
 from node_agent.host.images import EngineImage, Images, addresses_of, architecture, split_reference
 
 ID = "sha256:" + "a" * 64
@@ -145,6 +147,14 @@ def test_registry_that_only_the_engine_may_know_is_left_to_it() -> None:
     engine = Engine(local=False)
     Images(lambda: engine, resolve=fail).resolve("mirrored.example/app:1")  # type: ignore[arg-type, return-value]
     assert engine.pulled == [("mirrored.example/app", "1")]
+
+
+def test_nothing_is_pulled_while_the_engine_cannot_be_known(tmp_path: Path) -> None:
+    engine = Engine(local=False)
+    firewall = PullFirewall("0badcafe", f"unix://{tmp_path}/gone", DEFAULT_POLICY)
+    with pytest.raises(RuntimeFailure) as failure:
+        Images(lambda: engine, firewall=firewall, resolve=lambda _: PUBLIC).resolve("app:1")  # type: ignore[arg-type, return-value]
+    assert (failure.value.code, failure.value.reason, engine.pulled) == (ErrorCode.BUSY, None, [])
 
 
 def test_missing_image_is_pulled_once_for_all_that_wait() -> None:

@@ -47,9 +47,13 @@ def test_an_engine_in_nobodys_group_is_not_one_of_the_nodes_own(tmp_path: Path) 
         listener.bind(str(path))
         listener.listen()
         assert engine_group(f"unix://{path}") is None
-    assert engine_group(f"unix://{path}") is None
     assert engine_group("tcp://127.0.0.1:1") is None
 
 
+def test_an_engine_that_does_not_answer_is_not_taken_for_somebody_elses(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        PullFirewall("0badcafe", f"unix://{tmp_path}/nowhere", DEFAULT_POLICY).ensure()
+
+
 def test_pulls_through_another_engine_leave_no_rules() -> None:
-    assert PullFirewall("0badcafe", "unix:///nowhere", DEFAULT_POLICY).ensure() is False
+    assert PullFirewall("0badcafe", "tcp://127.0.0.1:1", DEFAULT_POLICY).ensure() is False
