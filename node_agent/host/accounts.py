@@ -34,14 +34,15 @@ class Account:
 def look_up(root: Path, user: str) -> Account:
     """Return the account for ``user[:group]``, each a name or a number; empty means root.
 
-    As Docker does it: a number needs no entry; without a group the entry's own counts (else 0), and then the
-    supplementary groups of its name are added.
+    A number needs no entry; without a group the entry's own counts (else 0), and then the supplementary groups of its
+    name are added.  As with Docker, except that a number is never the name of another account: an image could call
+    root ``1000``, and no policy on users would hold.
 
     Args:
         root: the root directory of the sandbox or image, as the host sees it.
 
     Raises:
-        UnknownAccountError: a name that the image does not have.
+        UnknownAccountError: a name that the image does not have, or a number that it gives to another as a name.
     """
     user_part, _, group_part = (user or "0").partition(":")
     entry = _find(_lines(root, "/etc/passwd", 7), user_part, 2)
@@ -74,10 +75,15 @@ def _memberships(root: Path, name: str | None, own: int) -> tuple[int, ...]:
 
 
 def _find(lines: Iterator[list[str]], wanted: str, id_field: int) -> list[str] | None:
-    """Return the entry by name, or by number where no name matches."""
-    by_number: list[str] | None = None
+    """Return the entry by name, or by number where ``wanted`` is one."""
+    number, by_number = _id(wanted), None
     for fields in lines:
         if fields[0] == wanted:
+            if number is not None and number != _id(fields[id_field]):
+                raise UnknownAccountError(
+                    f"{wanted} is a number, and also a name in the image, whose own number is {fields[id_field]};"
+                    " use another image, or another user"
+                )
             return fields
         if by_number is None and fields[id_field] == wanted:
             by_number = fields

@@ -68,11 +68,12 @@ def load_foreign(client: docker.APIClient, reference: str, architecture: str) ->
         assert "error" not in line, line
 
 
-def busybox_root(*planted: tarfile.TarInfo) -> bytes:
+def busybox_root(*planted: tarfile.TarInfo, more_users: str = "") -> bytes:
     """Return the layer of `TestImages.busybox`.
 
     Args:
         planted: members without content to add; a regular file gets busybox as its content.
+        more_users: lines to add to its passwd file.
     """
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -83,7 +84,7 @@ def busybox_root(*planted: tarfile.TarInfo) -> bytes:
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
-        _file(tar, "etc/passwd", _PASSWD.encode(), 0o644)
+        _file(tar, "etc/passwd", (_PASSWD + more_users).encode(), 0o644)
         _file(tar, "etc/group", _GROUP.encode(), 0o644)
         _file(tar, "data/readme", b"from the image\n", 0o644)
         for entry in planted:

@@ -7,7 +7,6 @@ beside the workspace, and a full volume is an ordinary ENOSPC inside.
 """
 
 import os
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -108,8 +107,6 @@ def _file(path: Path, text: str) -> Path:
 
 
 def _account(record: DockerRecord, user: str, inspected: dict[str, Any]) -> Account:
-    if numbers := re.fullmatch(r"(\d+):(\d+)", user):
-        return Account(int(numbers[1]), int(numbers[2]))
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         (root / "etc").mkdir()

@@ -71,6 +71,19 @@ def test_image_with_a_device_node_is_refused_by_its_name(lab: Lab, client: Any, 
 
 
 @also_on_runc
+def test_image_cannot_give_a_number_to_root_as_its_name(lab: Lab, client: Any) -> None:
+    """Whoever may not be root is 1000 by default, and Docker looks for that name first."""
+    layer = busybox_root(more_users="1000:x:0:0:root too:/root:/bin/sh\n")
+    import_image(client, "sandbox-test/renamed:1", layer, [])
+
+    with pytest.raises(RuntimeFailure) as failure:
+        lab.create(image="sandbox-test/renamed:1")
+
+    assert failure.value.code is ErrorCode.START_ERROR
+    assert "1000 is a number, and also a name" in failure.value.message
+
+
+@also_on_runc
 def test_image_of_another_platform_is_refused_naming_both(lab: Lab, client: Any) -> None:
     other = "s390x" if os.uname().machine != "s390x" else "amd64"
     load_foreign(client, "sandbox-test/foreign:1", other)

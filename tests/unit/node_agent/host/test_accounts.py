@@ -42,6 +42,21 @@ def test_unknown_account_is_named(image: Path, user: str) -> None:
         look_up(image, user)
 
 
+@pytest.mark.parametrize("user", ["1000", "1000:1000", "5:1000"])
+def test_a_number_is_never_the_name_of_another(image: Path, user: str) -> None:
+    (image / "etc/passwd").write_text(PASSWD + "1000:x:0:0:root again:/root:/bin/sh\n")
+    (image / "etc/group").write_text(GROUP + "1000:x:0:\n")
+
+    with pytest.raises(UnknownAccountError, match="1000 is a number, and also a name"):
+        look_up(image, user)
+
+
+def test_a_number_may_be_its_own_name(image: Path) -> None:
+    (image / "etc/passwd").write_text(PASSWD + "1000:x:1000:100::/home:/bin/sh\n")
+
+    assert look_up(image, "1000") == Account(1000, 100, (), "1000", "/home")
+
+
 def test_image_without_files_knows_numbers_only(tmp_path: Path) -> None:
     assert look_up(tmp_path, "5:6") == Account(5, 6)
     with pytest.raises(UnknownAccountError):
