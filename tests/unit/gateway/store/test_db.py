@@ -2,7 +2,8 @@
 
 import asyncio
 import sqlite3
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from gateway.store import sandboxes
 from gateway.store.db import Database, StaleError, make_engine, migrate
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import SandboxSpec
+from gateway.wire.states import SandboxState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -217,4 +219,28 @@ async def test_purge_deletes_labels_too(tmp_path: Path) -> None:
     assert await db.write(fn) == 1
     left = await db.read(lambda session: session.execute(text("SELECT sandbox_id FROM sandbox_labels")).scalars().all())
     assert left == ["live"]
+    db.close()
+
+
+async def test_of_what_ended_without_a_ttl_only_what_ended_long_ago_is_left_behind(tmp_path: Path) -> None:
+    db = Database.open(url_of(tmp_path / "g.db"))
+    day = timedelta(days=1)
+    ended = {"state": SandboxState.FAILED, "ended_at": NOW}
+    rows = {
+        "old": ended,
+        "lost": ended | {"state": SandboxState.LOST},
+        "young": ended | {"ended_at": NOW + day},
+        "may-run-on": ended | {"ended_at": None},
+        "has-a-ttl": ended | {"expires_at": NOW + 9 * day},
+        "runs": {"state": SandboxState.RUNNING},
+        "deleted": ended | {"state": SandboxState.DELETED},
+    }
+
+    def fn(session: Session) -> set[str]:
+        for name, fields in rows.items():
+            sandboxes.add(session, replace(new(name), **fields))  # type: ignore[arg-type]
+        left = sandboxes.left_behind(session, NOW + 2 * day, changed=NOW, asked=NOW, ended=NOW + day / 2)
+        return {row.id for row in left}
+
+    assert await db.write(fn) == {"old", "lost"}
     db.close()
