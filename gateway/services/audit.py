@@ -192,7 +192,8 @@ class AuditLog:
 
     async def _flushed(self) -> None:
         if self._flusher is not None:
-            await self._flusher
+            # Who waits may be cancelled, as at the gateway's end; what is being written is others' as well.
+            await asyncio.shield(self._flusher)
 
     async def _append(self, lines: Sequence[bytes]) -> int:
         """Return how many of the lines could be written."""

@@ -1,6 +1,8 @@
 """The audit log over a disk that is full for a while."""
 
+import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -24,6 +26,19 @@ class FullDisk(AuditFiles):
     def append(self, lines: Sequence[bytes], day: date) -> int:
         if self.full:
             raise OSError(28, "No space left on device")
+        return super().append(lines, day)
+
+
+class SlowDisk(AuditFiles):
+    """Files on a disk that writes once ``go`` is set."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, max_bytes=10**9, days=9)
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def append(self, lines: Sequence[bytes], day: date) -> int:
+        self.begun.set()
+        assert self.go.wait(10)
         return super().append(lines, day)
 
 
@@ -65,3 +80,19 @@ async def test_nothing_new_is_made_unaudited_and_nothing_is_lost(
     told = [found.target.get("number") or (found.event, found.count) for found in page.entries]
     assert told == ["0", "1", "2", ("lines_in_the_log_only", 1), "4"]
     log.close()
+
+
+async def test_who_waits_for_the_log_and_is_cancelled_takes_no_line_with_him(tmp_path: Path) -> None:
+    files = SlowDisk(tmp_path)
+    log = AuditLog(files, SystemClock())
+    log.note(entry(0))
+    waiting = asyncio.create_task(log.write_counts())
+    await asyncio.to_thread(files.begun.wait, 10)
+    log.note(entry(1))
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    files.go.set()
+    await log.flush()
+    page = await log.page(AuditQuery(limit=10))
+    log.close()
+    assert [line.target for line in page.entries] == [{"number": "0"}, {"number": "1"}]
