@@ -1,4 +1,4 @@
-"""``sandboxes audit``: what operators read of what the gateway has written down."""
+"""``sandboxes audit`` and ``sandboxes usage``: what is read of what the gateway has written down."""
 
 import re
 import time
@@ -9,15 +9,28 @@ from typing import Annotated, Final
 import click
 import typer
 
-from gateway.cli import AsJson, Config, StateDir, TokenFile, Url, asked_gateway, gateway_errors, load_settings
+from gateway.cli import (
+    URL_VARIABLE,
+    AsJson,
+    Config,
+    StateDir,
+    TokenFile,
+    Url,
+    asked_gateway,
+    gateway_errors,
+    load_settings,
+)
 from gateway.wire import limits
 from gateway.wire.audit import AuditEntry, AuditPage, AuditQuery
+from gateway.wire.usage import UsageBy, UsageItem
 
 app = typer.Typer()
 
 FOLLOW_INTERVAL: Final = 1.0
 _AGE: Final = re.compile(r"(\d{1,6})([smhd])")
 _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+_USAGE_LINE: Final = "{:<40} {:>12} {:>14} {:>14} {:>14} {:>12}"
 
 Since = Annotated[
     str, typer.Option(metavar="TIME|AGE", help="Not earlier than this: 2026-01-31T12:00Z, or 15m, 2h, 7d.")
@@ -65,6 +78,49 @@ def audit(
                 return
             if not page.more:
                 time.sleep(FOLLOW_INTERVAL)
+
+
+@app.command("usage")
+def usage(
+    since: Since = "24h",
+    until: Until = None,
+    tenant: Tenant = None,
+    by: Annotated[UsageBy, typer.Option(help="What one line sums up.")] = "tenant",
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what was used in whole hours: a line for each tenant, sandbox, or hour of one incarnation of a sandbox.
+
+    With --by hour --json, lines of hours that are over can be kept: they do not change any more.
+
+    Example:  sandboxes usage --since 30d --tenant acme --by sandbox
+    """
+    gateway = asked_gateway(url, token_file, None, None)
+    if gateway is None:
+        raise click.UsageError(f"the gateway's URL is needed: set {URL_VARIABLE} or give --url")
+    query = {"since": moment(since, "--since").isoformat(), "by": by, "limit": str(limits.MAX_PAGE)}
+    query |= {"until": moment(until, "--until").isoformat()} if until else {}
+    query |= {"tenant": tenant} if tenant else {}
+    if not as_json:
+        typer.echo(_USAGE_LINE.format(by, "cpu s", "memory MiB h", "paused MiB h", "disk MiB h", "sent MB"))
+    with gateway_errors():
+        while True:
+            page = gateway.usage(**query)
+            for item in page.items:
+                typer.echo(item.model_dump_json() if as_json else _shown_usage(item))
+            if page.next_cursor is None:
+                return
+            query |= {"cursor": page.next_cursor}
+
+
+def _shown_usage(item: UsageItem) -> str:
+    """Return an item as one line for people."""
+    hour = "" if item.generation is None else f" {item.generation} {item.begin:%F %H:%M}"
+    amounts = item.amounts
+    memory = (amounts.memory_mb_seconds, amounts.paused_memory_mb_seconds, amounts.disk_mb_seconds)
+    figures = (amounts.cpu_seconds, *(amount / 3600 for amount in memory), amounts.egress_bytes / 1e6)
+    return _USAGE_LINE.format((item.sandbox_id or item.tenant) + hour, *(f"{figure:.1f}" for figure in figures))
 
 
 def _files_here(config: Config, state_dir: StateDir) -> Callable[[AuditQuery], AuditPage]:

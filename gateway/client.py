@@ -38,6 +38,7 @@ from gateway.wire.sandboxes import DeleteAnswer, SandboxEnvelope, SandboxList, S
 from gateway.wire.states import SandboxState
 from gateway.wire.system import GatewayHealth, GatewayReadiness
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
+from gateway.wire.usage import UsagePage
 
 Model = TypeVar("Model", bound=WireModel)
 
@@ -176,6 +177,10 @@ class GatewayClient:
         """Return one page of what was done and refused."""
         given = query.model_dump(mode="json", exclude_none=True)
         return self._retried("GET", "/v1/audit", AuditPage, query=[(name, str(value)) for name, value in given.items()])
+
+    def usage(self, **query: str) -> UsagePage:
+        """Return one page of what was used; ``query`` as in ``GET /v1/usage``."""
+        return self._retried("GET", "/v1/usage", UsagePage, query=list(query.items()))
 
     # -- sandboxes ----------------------------------------------------------------------------------------------------
 

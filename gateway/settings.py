@@ -51,6 +51,9 @@ class GatewaySettings(DaemonSettings):
     audit_max_mb: int = Field(default=2048, ge=8)
     """Most MiB of the audit log; beyond that its oldest file is deleted, with a warning, even if it is younger."""
 
+    usage_days: int = Field(default=400, ge=1, le=3660)
+    """Days for which it is kept what tenants used, hour by hour."""
+
     @property
     def bundle_path(self) -> Path:
         """Directory of the bundle."""

@@ -43,6 +43,7 @@ from node_agent.membership import (
 )
 from node_agent.runtime.base import Death, RuntimeFacts
 from node_agent.sandboxes.manager import SandboxManager
+from node_agent.sandboxes.meters import Meters
 from node_agent.settings import NodeSettings
 from node_agent.startup import Factory, NodeStartError, ProbedEngines
 
@@ -97,7 +98,8 @@ class NodeAgent:
             connect,
             partial(_introduction, settings, report),
         )
-        self.heartbeats = HeartbeatLoop(self._registration, self.sandboxes, report)
+        self.meters = Meters(settings.root / "meters.json", self._runtimes)
+        self.heartbeats = HeartbeatLoop(self._registration, self.sandboxes, self.meters, report)
         parts = NodeParts(self.sandboxes, self.sessions, Transfers(self._blocking), self._blocking)
         self.app: FastAPI = build_app(parts, control_token=self._registration.control_token, standing=self._standing)
 
@@ -116,7 +118,7 @@ class NodeAgent:
             except RuntimeError:
                 log.debug("the loop is closed; sandbox %s ended with the agent", sandbox_id)
 
-        self.sandboxes.listen(self.heartbeats.poke, gone)
+        self.sandboxes.listen(self.heartbeats.poke, gone, self.meters.read)
         await loop.run_in_executor(self._blocking, self._adopt)
         self.sessions.open(loop)
         self.heartbeats.start()
@@ -124,6 +126,7 @@ class NodeAgent:
     def _adopt(self) -> None:
         self._firewall.start()
         self.sandboxes.adopt()
+        self.meters.read_all(self.sandboxes.sandboxes())
         self._machine.measure(self.sandboxes.used_disk_mb())
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from node_agent.host.disk import write_atomically
 from node_agent.host.machine import HostMachine
 from node_agent.runtime.base import SandboxRuntime
 from node_agent.sandboxes.manager import SandboxManager
+from node_agent.sandboxes.meters import Meters
 
 log = logging.getLogger(__name__)
 
@@ -234,9 +235,12 @@ class NodeReport:
 class HeartbeatLoop:
     """Registers and heartbeats until `stop`."""
 
-    def __init__(self, registration: NodeRegistration, sandboxes: SandboxManager, report: NodeReport) -> None:
+    def __init__(
+        self, registration: NodeRegistration, sandboxes: SandboxManager, meters: Meters, report: NodeReport
+    ) -> None:
         self._registration = registration
         self._sandboxes = sandboxes
+        self._meters = meters
         self._report = report
         self._sequence = 0
         self._boot_id = secrets.token_hex(16)
@@ -290,6 +294,7 @@ class HeartbeatLoop:
     def _obey(self, answer: HeartbeatAnswer) -> None:
         self._interval = answer.heartbeat_seconds
         self._sandboxes.draining = answer.draining
+        self._meters.acknowledge(answer.meters_taken)
         for removal in answer.remove:
             try:
                 self._sandboxes.delete(removal.sandbox_id, removal.generation)
@@ -301,7 +306,8 @@ class HeartbeatLoop:
         report, use = self._report, self._report.machine.use()
         self._sequence += 1
         report.look_after()
-        live = report.live_execs()
+        live, sandboxes = report.live_execs(), self._sandboxes.sandboxes()
+        self._meters.read_all(sandboxes)
         return Heartbeat(
             sequence=self._sequence,
             boot_id=self._boot_id,
@@ -314,7 +320,8 @@ class HeartbeatLoop:
             pressure=report.machine.pressure(),
             runtimes=report.runtimes,
             images=report.images(),
-            inventory=[sandbox.inventory_item(live[sandbox.id]) for sandbox in self._sandboxes.sandboxes()],
+            inventory=[sandbox.inventory_item(live[sandbox.id]) for sandbox in sandboxes],
+            usage=self._meters.reports(),
             # So that nothing is placed here only to be refused.
             draining=self._sandboxes.draining or report.refusal() is not None,
         )

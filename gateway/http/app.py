@@ -40,6 +40,7 @@ _ROUTERS: Final = (
     nodes.bundle_router,
     system.token_router,
     system.audit_router,
+    system.usage_router,
 )
 
 

@@ -76,6 +76,7 @@ ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("POST", "/v1/tokens"): RouteAccess.OPERATOR,
     ("DELETE", "/v1/tokens/{token_id}"): RouteAccess.OPERATOR,
     ("GET", "/v1/audit"): RouteAccess.OPERATOR,
+    ("GET", "/v1/usage"): RouteAccess.CLIENT,
 }
 
 _CLIENTS: Final = frozenset({TokenScope.CLIENT, TokenScope.OPERATOR})

@@ -17,6 +17,7 @@ from gateway.wire.errors import ErrorBody
 from gateway.wire.sandboxes import RecordedSpec, SandboxRecord
 from gateway.wire.tenants import DEFAULT_TENANT, SEPARATOR, own_id, qualified_by
 from gateway.wire.tokens import TokenScope
+from gateway.wire.usage import UsageItem, UsagePage
 
 PRINCIPAL: Final = "principal"
 
@@ -88,6 +89,17 @@ def demand_shown(caller: Principal, demand: Demand) -> Demand:
             "prepared_builders": [builders_shown(caller, one) for one in demand.prepared_builders],
         }
     )
+
+
+def usage_shown(caller: Principal, page: UsagePage) -> UsagePage:
+    """Return usage, which is the caller's alone already, with the ids that the caller knows."""
+    if _knows_qualified_ids(caller):
+        return page
+
+    def shown(item: UsageItem) -> UsageItem:
+        return item.model_copy(update={"sandbox_id": item.sandbox_id and own_id(item.sandbox_id)})
+
+    return page.model_copy(update={"items": [shown(item) for item in page.items]})
 
 
 def error_shown(scope: Scope, error: ApiError, request_id: str | None) -> ErrorBody:

@@ -26,6 +26,7 @@ from gateway.services.scheduler import Scheduler
 from gateway.services.tasks import AsyncClock, Background, NewId, SystemClock, random_id
 from gateway.services.tokens import TokenService
 from gateway.services.unit_of_work import Peers, UnitOfWork
+from gateway.services.usage import UsageService
 from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes, tokens
 from gateway.store.audit_files import AuditFiles
@@ -90,6 +91,7 @@ class Services:
     policies: PolicyFile
     bundle: BundleService
     audit: AuditLog
+    usage: UsageService
     internals: Internals
 
     async def ready(self) -> None:
@@ -180,6 +182,7 @@ def build(
         policies=policies,
         bundle=BundleService(settings.bundle_path),
         audit=AuditLog(audit_files(settings), clock),
+        usage=UsageService(db),
         internals=Internals(
             db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock, settings)
         ),

@@ -16,8 +16,9 @@ from gateway.core.model import Sandbox
 from gateway.errors import ApiError
 from gateway.services.tasks import AsyncClock, Deadlines
 from gateway.services.unit_of_work import UnitOfWork, Written
+from gateway.services.usage import oldest_kept
 from gateway.settings import GatewaySettings
-from gateway.store import capacity, nodes, sandboxes, tokens
+from gateway.store import capacity, nodes, sandboxes, tokens, usage
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import InventoryItem
@@ -202,10 +203,12 @@ class Reaper:
             await self.purge()
 
     async def purge(self) -> None:
-        """Delete deleted sandboxes, gone nodes, ended credentials and tokens, and prepared units after a day."""
+        """Delete deleted sandboxes, gone nodes, ended credentials and tokens, prepared units, and old usage."""
         before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
         for purge in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, capacity.purge):
             await self._uow.db.write(partial(purge, before=before))
+        oldest = oldest_kept(self._settings, self._clock.now())
+        await self._uow.db.write(partial(usage.purge, before=oldest))
 
 
 def _delete_idle(row: Sandbox, idle: Sandbox, now: datetime) -> Sandbox | None:

@@ -18,8 +18,9 @@ from gateway.services.registration import JoinRequest, check_url, register
 from gateway.services.to_wire import node_record
 from gateway.services.tokens import TokenService, new_secret, sha256_of
 from gateway.services.unit_of_work import Written
+from gateway.services.usage import oldest_kept
 from gateway.settings import GatewaySettings
-from gateway.store import nodes, sandboxes, tokens
+from gateway.store import nodes, sandboxes, tokens, usage
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import (
     Heartbeat,
@@ -193,6 +194,7 @@ class NodeService:
         orphans = [decision for decision in saved.decisions if isinstance(decision, OrphanRemoval)]
         return HeartbeatAnswer(
             remove=[Removal(sandbox_id=orphan.sandbox_id, generation=orphan.generation) for orphan in orphans],
+            meters_taken=[report.meter_id for report in beat.usage if report.final and saved.news],
             draining=saved.after.draining,
             heartbeat_seconds=self._settings.heartbeat_interval,
         )
@@ -203,6 +205,7 @@ class NodeService:
         if not node_health.is_news(node, beat):
             return Written(_Report(node, node, (), (), news=False))
         after = nodes.save(session, node, node_health.after_heartbeat(node, beat, now))
+        usage.book(session, beat.usage, now, oldest_kept(self._settings, now))
         rows = tuple(sandboxes.on_node(session, node_id))
         decisions = tuple(inventory.reconcile(rows, beat.inventory, seen, node_id, now))
         changed = [sandboxes.save(session, d.before, d.after) for d in decisions if isinstance(d, RowUpdate)]

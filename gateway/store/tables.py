@@ -155,6 +155,38 @@ class CreatePaceRow(SQLModel, table=True):
     due: datetime
 
 
+class MeterRow(SQLModel, table=True):
+    """The last reading of a node's meter of one incarnation of a sandbox."""
+
+    __tablename__ = "meters"
+    __table_args__ = (Index("ix_meters_read", "read_at"),)
+
+    id: str = Field(primary_key=True)
+    read_at: datetime
+    cpu_seconds: float
+    memory_mb_seconds: float
+    paused_memory_mb_seconds: float
+    disk_mb_seconds: float
+    egress_bytes: float
+
+
+class UsageRow(SQLModel, table=True):
+    """What one incarnation of a sandbox used within one hour."""
+
+    __tablename__ = "usage"
+    __table_args__ = (Index("ix_usage_hour", "hour"), Index("ix_usage_tenant", "tenant", "hour"))
+
+    sandbox_id: str = Field(primary_key=True)
+    generation: int = Field(primary_key=True)
+    hour: datetime = Field(primary_key=True)
+    tenant: str
+    cpu_seconds: float
+    memory_mb_seconds: float
+    paused_memory_mb_seconds: float
+    disk_mb_seconds: float
+    egress_bytes: float
+
+
 class CeilingRow(SQLModel, table=True):
     """The largest node that one pool can hold, as the autoscaler reported it."""
 

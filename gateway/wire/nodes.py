@@ -15,6 +15,7 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 from gateway.wire.tenants import QualifiedId
+from gateway.wire.usage import MAX_REPORTS, UsageReport
 
 NodeRole = Literal["sandbox", "builder", "both"]
 """What a node is used for."""
@@ -135,6 +136,8 @@ class Heartbeat(WireRequest):
     """Digests of the images that start without a pull."""
     inventory: list[InventoryItem]
     draining: bool = False
+    usage: list[UsageReport] = Field(default=[], max_length=MAX_REPORTS)
+    """Meters that are due, and those that the gateway has not yet taken for the last time."""
 
 
 class Removal(WireAnswer):
@@ -148,6 +151,8 @@ class HeartbeatAnswer(WireAnswer):
     """What the gateway asks of the node."""
 
     remove: list[Removal] = []
+    meters_taken: list[str] = []
+    """Final meters of the heartbeat; the node need not keep them."""
     draining: bool = False
     heartbeat_seconds: float
 

@@ -48,6 +48,10 @@ class Cgroup:
     def __init__(self, tag: str, name: str) -> None:
         self.path = f"/{parent_name(tag)}/{name}"
 
+    def exists(self) -> bool:
+        """Return whether it is there."""
+        return (_ROOT / self.path[1:] if _is_v2() else _ROOT / "cpuacct" / self.path[1:]).is_dir()
+
     # -- reading -------------------------------------------------------------------------------------------------
 
     def pids(self) -> set[int]:
@@ -77,6 +81,14 @@ class Cgroup:
         if _is_v2():
             return _counter(_ROOT / self.path[1:] / "cpu.stat", "usage_usec") / 1e6
         return _number(self._file("cpuacct", "cpuacct.usage", "")) / 1e9
+
+    def children(self) -> set[str]:
+        """Return the names of the groups directly inside."""
+        found: set[str] = set()
+        for directory in self._directories():
+            with contextlib.suppress(OSError):  # it may go while we look
+                found |= {entry.name for entry in directory.iterdir() if entry.is_dir()}
+        return found
 
     # -- changing ------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import Firewall
+from node_agent.runtime.counters import CounterFiles, OnEnding
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,25 @@ class SandboxRuntime(ABC):
     def firewalls(self) -> list[Firewall]:
         """Return the firewalls between this engine's sandboxes and the host; none where it gives them no network."""
         return []
+
+    @abstractmethod
+    def counter_files(self, sandbox_id: str) -> CounterFiles | None:
+        """Return where the kernel counts what the present incarnation uses; ``None`` where there is none.
+
+        Waits for no call in flight.
+
+        Raises:
+            RuntimeFailure: the engine had to be asked, and does not answer.
+        """
+
+    def listen_endings(self, ending: OnEnding) -> None:
+        """Call ``ending`` for each incarnation whose processes have ended, before the kernel's counters of it go.
+
+        It is called under the sandbox's lock, more than once for the same incarnation where a crash came in between.
+        """
+        self._ending = ending
+
+    _ending: OnEnding = staticmethod(lambda _sandbox_id, _files: None)
 
     @abstractmethod
     def images(self) -> list[str]:

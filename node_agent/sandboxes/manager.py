@@ -44,6 +44,9 @@ class OnGone(Protocol):
     def __call__(self, sandbox_id: str, generation: int, *, death: Death, deleted: bool) -> None: ...
 
 
+OnState = Callable[[NodeSandbox], None]
+
+
 class SandboxManager:
     """Creates, deletes, pauses, resumes and watches the sandboxes of this node.
 
@@ -71,12 +74,20 @@ class SandboxManager:
         self._table = SandboxTable()
         self._changed: Callable[[], None] = lambda: None
         self._on_gone: OnGone | None = None
+        self._on_state: OnState = lambda _sandbox: None
         self.draining = False
 
-    def listen(self, changed: Callable[[], None], gone: OnGone) -> None:
-        """Set what is called when the inventory changed, and when a sandbox ended.  Called from any thread."""
+    def listen(self, changed: Callable[[], None], gone: OnGone, state: OnState) -> None:
+        """Set what is called from any thread.
+
+        Args:
+            changed: when the inventory changed.
+            gone: when a sandbox ended.
+            state: when one was started, paused or resumed, before anybody hears of it.
+        """
         self._changed = changed
         self._on_gone = gone
+        self._on_state = state
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -198,6 +209,7 @@ class SandboxManager:
             if alive and found is not None:
                 entry.sandbox = entry.sandbox.started(found)
         if alive:
+            self._on_state(entry.sandbox)
             self._watch(entry)
             entry.created.set_result(entry.sandbox)
         else:
@@ -291,6 +303,7 @@ class SandboxManager:
             with self._table.lock:
                 if entry.sandbox.state is before:
                     entry.sandbox = entry.sandbox.moved(after)
+            self._on_state(entry.sandbox)
         self._changed()
         return entry.sandbox
 

@@ -19,12 +19,17 @@ CLOSED = (*METADATA, "192.88.99.7", "198.18.0.7", "203.0.113.7")
 PORT = 8080
 LOCK = Path("/run/lock/sandbox-fleet-test-network.lock")
 SERVER = f"""
-import socket
+import socket, threading
+def serve(connection):
+    with connection:
+        connection.settimeout(30)
+        connection.sendall(b"hello\\n")
+        while connection.recv(65536):
+            pass
 with socket.create_server(("", {PORT})) as server:
     print("ready", flush=True)
     while True:
-        with server.accept()[0] as connection:
-            connection.sendall(b"hello\\n")
+        threading.Thread(target=serve, args=server.accept()[:1], daemon=True).start()
 """
 
 

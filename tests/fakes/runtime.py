@@ -22,6 +22,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.host.volume import Volume
 from node_agent.runtime.base import (
     Chunk,
     Death,
@@ -37,6 +38,7 @@ from node_agent.runtime.base import (
     Stream,
     UsageNow,
 )
+from node_agent.runtime.counters import CounterFiles, Counters
 
 BUSYBOX = "/bin/busybox"
 MARK = "FAKE_SANDBOX"
@@ -142,6 +144,13 @@ class FakeProcess(ExecProcess):
                     stream.close()
             for descriptor in (self._pidfd, self._wake, self._closer):
                 os.close(descriptor)
+
+
+class _FakeFiles(CounterFiles):
+    """Every incarnation has used the same."""
+
+    def read(self) -> Counters:
+        return Counters(cpu_seconds=1.0, memory_mb=2.0)
 
 
 class FakeRuntime(SandboxRuntime):
@@ -273,6 +282,10 @@ class FakeRuntime(SandboxRuntime):
 
     def usage(self, sandbox_id: str) -> UsageNow:
         return UsageNow(memory_mb=1.0, cpu_seconds=0.1, disk_mb=0.5, pids=len(self._pids(sandbox_id)))
+
+    def counter_files(self, sandbox_id: str) -> CounterFiles | None:
+        found = self._read(sandbox_id)
+        return None if found is None else _FakeFiles(found.order.generation, None, None, Volume(self._root))
 
     def images(self) -> list[str]:
         return ["sha256:fake"]

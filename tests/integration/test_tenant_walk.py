@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import permutations
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from gateway.wire.resources import Shape
 from gateway.wire.tenants import own_id, qualified
 from gateway.wire.tokens import TokenRequest
 from tests.integration.small_fleet import SMALL, SmallFleet, small_fleet
+from tests.waiting import wait_until
 
 TENANTS: Final = ("default", "acme", "beta")
 PAIRS: Final = tuple(permutations(TENANTS, 2))
@@ -38,6 +40,7 @@ class Way(Enum):
     UNITS = "names prepared capacity"
     SANDBOXES = "lists sandboxes"
     PREPARED = "lists prepared capacity"
+    USAGE = "sums up usage"
     MAKE = "makes a sandbox under an id of the caller's"
     PREPARE = "prepares capacity under an id of the caller's"
 
@@ -84,6 +87,7 @@ WALK: Final[dict[Row, Way]] = {
     ("POST", "/v1/tokens"): Way.CLOSED,
     ("DELETE", "/v1/tokens/{token_id}"): Way.CLOSED,
     ("GET", "/v1/audit"): Way.CLOSED,
+    ("GET", "/v1/usage"): Way.USAGE,
 }
 
 OPTIONS: Final[dict[Row, dict[str, Any]]] = {
@@ -259,6 +263,32 @@ def test_lists_labels_states_and_cursors_show_only_ones_own(tenants: Tenants) ->
         cursor = tenants[owner].json("GET", "/v1/sandboxes", params={"limit": 1})["next_cursor"]
         page = tenants[caller].json("GET", "/v1/sandboxes", params={"cursor": cursor})
         assert {record["tenant"] for record in page["sandboxes"]} <= {caller}
+
+
+@pytest.mark.usefixtures("unharmed")
+def test_usage_is_ones_own(tenants: Tenants) -> None:
+    def used(caller: Tenant, **query: str) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = caller.json("GET", "/v1/usage", params=query)["items"]
+        return items
+
+    def metered(caller: Tenant) -> bool:
+        return len(used(caller, by="sandbox")) == 2
+
+    for name, tenant in tenants.items():
+        wait_until(partial(metered, tenant), 20)
+        (total,) = used(tenant)
+        assert (total["tenant"], total["amounts"]["cpu_seconds"]) == (name, 2.0)
+        assert tenant.call("GET", "/v1/usage", params={"tenant": name}).status_code == 403
+        for by in ("sandbox", "hour"):
+            items = used(tenant, by=by)
+            assert {(item["tenant"], item["sandbox_id"]) for item in items} == {
+                (name, "shared"),
+                (name, f"only-{name}"),
+            }
+    for caller, owner in PAIRS:
+        query = {"by": "sandbox", "limit": "1"}
+        cursor = tenants[owner].json("GET", "/v1/usage", params=query)["next_cursor"]
+        assert {item["tenant"] for item in used(tenants[caller], by="sandbox", cursor=cursor)} <= {caller}
 
 
 @pytest.mark.usefixtures("unharmed")

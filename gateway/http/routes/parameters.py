@@ -5,11 +5,20 @@ Query strings are models: unknown keys and wrong values are refused as in bodies
 
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 from starlette.types import Scope
 
 from gateway import errors
@@ -23,6 +32,7 @@ from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
 from gateway.wire.tenants import TenantName, is_id, is_qualified
+from gateway.wire.usage import UsageBy, UsageQuery
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
 _SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
@@ -258,6 +268,46 @@ class AuditParameters(QueryModel):
     """What this tenant did, or what was done to its sandboxes."""
     limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
     cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
+
+
+def _sane(moment: datetime) -> datetime:
+    if not 2000 <= moment.year < 3000:
+        raise ValueError("must be of this millennium")
+    return moment
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_sane)]
+
+
+class UsageParameters(QueryModel):
+    """What to sum up, over which time."""
+
+    since: Moment | None = None
+    """In the first hour to count; by default 24 hours before ``until``."""
+    until: Moment | None = None
+    """In the last hour to count, or at its end; by default now."""
+    tenant: TenantName | None = None
+    """Only this tenant's; for operators."""
+    by: UsageBy = "tenant"
+    limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
+    cursor: Annotated[str, StringConstraints(max_length=1024)] | None = None
+
+    def query(self, now: datetime, bound_to: str | None) -> UsageQuery:
+        """Return what is asked for.
+
+        Args:
+            now: UTC.
+            bound_to: the tenant that the caller is bound to; ``None`` for an operator.
+        """
+        until = self.until or now
+        return UsageQuery(
+            since=self.since or until - timedelta(days=1),
+            until=until,
+            tenant=bound_to or self.tenant,
+            by=self.by,
+            limit=self.limit,
+            cursor=self.cursor,
+        )
 
 
 class FileQuery(QueryModel):

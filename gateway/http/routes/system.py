@@ -1,4 +1,5 @@
-"""The service itself: health, readiness, its OpenAPI document, the tokens that open it, and what was done with them."""
+"""The service itself: health, readiness, its OpenAPI document, the tokens that open it, what was done with them, and
+what was used."""
 
 from typing import Annotated, Any
 
@@ -6,14 +7,18 @@ from fastapi import Query, Request, Response
 
 from gateway.errors import ApiError
 from gateway.http.audit import add_facts
-from gateway.http.routes.parameters import AuditParameters, GatewayParts, TokenPath, new_router
+from gateway.http.routes.parameters import AuditParameters, Caller, GatewayParts, TokenPath, UsageParameters, new_router
+from gateway.http.tenancy import bound_to, sees_all, usage_shown
 from gateway.wire.audit import AuditPage, AuditQuery
+from gateway.wire.errors import ErrorCode
 from gateway.wire.system import GatewayHealth, GatewayReadiness
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
+from gateway.wire.usage import UsagePage
 
 router = new_router("system")
 token_router = new_router("tokens")
 audit_router = new_router("audit")
+usage_router = new_router("usage")
 
 
 @router.get("/healthz")
@@ -64,3 +69,12 @@ async def revoke_token(token_id: TokenPath, parts: GatewayParts) -> TokenRecord:
 async def read_audit(query: Annotated[AuditParameters, Query()], parts: GatewayParts) -> AuditPage:
     """Read what was done and refused, oldest first, page by page; with several gateways, of the one that answers."""
     return await parts.services.audit.page(AuditQuery.model_validate(query.model_dump()))
+
+
+@usage_router.get("/v1/usage")
+async def read_usage(query: Annotated[UsageParameters, Query()], caller: Caller, parts: GatewayParts) -> UsagePage:
+    """Sum up what was used in whole hours, by tenant, sandbox or hour; clients see their own tenant's alone."""
+    if query.tenant is not None and not sees_all(caller):
+        raise ApiError(ErrorCode.FORBIDDEN, "tenant: only an operator's token may ask for a tenant's usage")
+    now = parts.services.internals.context.clock.now()
+    return usage_shown(caller, await parts.services.usage.page(query.query(now, bound_to(caller))))

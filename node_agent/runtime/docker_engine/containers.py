@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -33,6 +34,7 @@ class Containers:
     def __init__(self, api: Api, tag: str) -> None:
         self._api = api
         self._tag = tag
+        self._group_tag = container_config.cgroup_tag(tag)
 
     def ids(self, sandbox_id: str) -> list[str]:
         """Return the containers of all generations of one sandbox."""
@@ -79,20 +81,32 @@ class Containers:
                     raise
                 with contextlib.suppress(NotFound):  # somebody else removes it
                     self._api.client.wait(container, timeout=_END_TIMEOUT, condition="removed")
-        self._clear_group(container)
+        for group in cgroup.names(self._group_tag):
+            self._clear_group(f"{group}/{container}")
+
+    def group(self, sandbox_id: str, generation: int) -> Cgroup:
+        """Return the group of one incarnation, which holds its container's and stays when that is gone."""
+        return Cgroup(self._group_tag, self.name(sandbox_id, generation))
+
+    def clear_groups(self, sandbox_id: str) -> None:
+        """Remove the groups of all generations of one sandbox.  Idempotent."""
+        pattern = re.compile(re.escape(self.name(sandbox_id, 0)[:-1]) + "[0-9]+")
+        for group in filter(pattern.fullmatch, cgroup.names(self._group_tag)):
+            self._clear_group(group)
 
     def sweep_groups(self) -> list[str]:
         """Remove the node's cgroups that no container has, and return a sentence for each."""
-        tag = container_config.cgroup_tag(self._tag)
-        known = set(self.all())
-        gone = [f"cgroup of container {name[:12]}" for name in cgroup.names(tag) - known if self._clear_group(name)]
-        if not known and cgroup.remove_parent(tag):
+        known = {name.removeprefix("/") for entry in self._listed() for name in entry["Names"]}
+        gone = [f"cgroup {name}" for name in cgroup.names(self._group_tag) - known if self._clear_group(name)]
+        if not known and cgroup.remove_parent(self._group_tag):
             gone.append(f"cgroup {container_config.cgroup_parent(self._tag)}")
         return gone
 
-    def _clear_group(self, container: str) -> bool:
-        """Remove the group, which runsc leaves behind when it was killed, or had an exec."""
-        group = Cgroup(container_config.cgroup_tag(self._tag), container)
+    def _clear_group(self, name: str) -> bool:
+        """Remove a group with those inside, which runsc leaves behind when it was killed, or had an exec."""
+        group = Cgroup(self._group_tag, name)
+        for inner in group.children():
+            self._clear_group(f"{name}/{inner}")
         group.kill()
         return group.remove()
 

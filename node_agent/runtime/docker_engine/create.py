@@ -5,6 +5,7 @@ start itself.  `node_agent.runtime.incarnation` decides when each step is taken;
 """
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         allow_runc: whether runc may run without user namespaces.
         tools: where the static programs are kept.
         tag: of the node, 8 hex digits.
+        ended: called once all processes of an incarnation have ended, before its control group and network go.
     """
 
     api: Api
@@ -52,6 +54,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     allow_runc: bool
     tools: Path
     tag: str
+    ended: Callable[[DockerRecord], None]
 
     def prepare(self, order: Order) -> EngineImage:
         check_capabilities(order.spec)
@@ -98,6 +101,9 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
     def take_down(self, sandbox_id: str, record: DockerRecord | None) -> None:
         for container in self.containers.ids(sandbox_id):  # of every generation
             self.containers.remove(container)
+        if record is not None:
+            self.ended(record)
+        self.containers.clear_groups(sandbox_id)
         if record is None:
             return
         if record.part.layer is not None:
@@ -130,7 +136,7 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         with calling(f"image {image.id}", ErrorCode.IMAGE_ERROR):
             inspected = self.api.client.inspect_image(image.id)
         parts = host_files.prepare(record, volume, image, inspected, self.tools)
-        parent = container_config.cgroup_parent(self.tag) if self.api.uses_cgroupfs else ""
+        parent = self.containers.group(record.sandbox_id, record.generation).path if self.api.uses_cgroupfs else ""
         names = ContainerNames(self.tag, mark_prefix, parent)
         body = container_config.container(record.order, image, parts, names)
         name = self.containers.name(record.sandbox_id, record.generation)

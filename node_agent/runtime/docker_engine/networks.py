@@ -20,6 +20,7 @@ from node_agent.runtime.docker_engine.client import Api, calling
 
 DEFAULT_POOL: Final = "10.214.0.0/16"
 _MAX_SLOTS: Final = 4096
+_BRIDGE_NAME: Final = "com.docker.network.bridge.name"
 
 
 class DockerNetworks:
@@ -40,6 +41,7 @@ class DockerNetworks:
         self._label = label
         self._pool = ipaddress.IPv4Network(pool)
         self._prefix = f"sd{tag}"
+        self._bridges: dict[str, str] = {}
         self.firewall = Firewall(f"{tag}_docker", self._prefix, rules)
 
     def create(self, name: str) -> str:
@@ -72,8 +74,24 @@ class DockerNetworks:
                 self._api.client.remove_network(name)
             except NotFound:
                 return
+            finally:
+                self._bridges.pop(name, None)
         for entry in ranges:
             forget_all(ipaddress.IPv4Network(entry["Subnet"]).hosts())
+
+    def bridge(self, name: str) -> str | None:
+        """Return the host's interface of a network; ``None`` when it is not there.  The engine is asked once.
+
+        Raises:
+            RuntimeFailure: the engine does not answer.
+        """
+        if name not in self._bridges:
+            with calling(f"network {name}"):
+                try:
+                    self._bridges[name] = self._api.client.inspect_network(name)["Options"][_BRIDGE_NAME]
+                except NotFound:
+                    return None
+        return self._bridges[name]
 
     def names(self) -> set[str]:
         """Return this node's networks."""
@@ -108,7 +126,7 @@ class DockerNetworks:
             ipam=config,
             labels={self._label: self._tag},
             options={
-                "com.docker.network.bridge.name": bridge,
+                _BRIDGE_NAME: bridge,
                 "com.docker.network.bridge.enable_ip_masquerade": "false",
                 "com.docker.network.bridge.enable_icc": "false",
             },

@@ -21,7 +21,8 @@ _ISOLATIONS: Final[tuple[Isolation, ...]] = ("gvisor", "runc")
 _DISK_MB: Final = 16
 _SYSTEMD_GROUPS: Final = (
     "Docker makes its control groups through systemd, so no devices control group of the node holds its containers, and"
-    " only the refusal of images with device nodes keeps gVisor from the host's; start the engine with"
+    " only the refusal of images with device nodes keeps gVisor from the host's, and the usage of tenants lacks"
+    " processor time and memory; start the engine with"
     " --exec-opt native.cgroupdriver=cgroupfs, as `sandboxes node engine` does"
 )
 _TOO_MUCH: Final = "head -c 33554432 /dev/zero >/filled"

@@ -33,6 +33,7 @@ from node_agent.runtime.base import (
     deleted,
     not_running,
 )
+from node_agent.runtime.counters import CounterFiles
 from node_agent.runtime.docker_engine import container_config, containers
 from node_agent.runtime.docker_engine.client import Api, calling
 from node_agent.runtime.docker_engine.containers import Containers
@@ -93,6 +94,7 @@ class DockerRuntime(SandboxRuntime):
             allow_runc=allow_runc_without_user_namespaces,
             tools=self._tools,
             tag=tag,
+            ended=self._ended,
         )
         self._incarnations = Incarnations(self._records, SandboxLocks(), self._steps)
         self._exits = ContainerExits(self._api, tag)
@@ -227,6 +229,19 @@ class DockerRuntime(SandboxRuntime):
             disk_mb=self._volume(sandbox_id).used_mb(),
             pids=stats["pids_stats"].get("current", 0),
         )
+
+    def counter_files(self, sandbox_id: str) -> CounterFiles | None:
+        record = self._records.load(sandbox_id)
+        return None if record is None else self._files_of(record)
+
+    def _files_of(self, record: DockerRecord) -> CounterFiles:
+        # systemd removes the group together with the container, so nothing could be counted at its end.
+        group = self._containers.group(record.sandbox_id, record.generation) if self._api.uses_cgroupfs else None
+        bridge = None if record.part.network is None else self._networks.bridge(record.part.network)
+        return CounterFiles(record.generation, group, bridge, Volume(self._records.directory(record.sandbox_id)))
+
+    def _ended(self, record: DockerRecord) -> None:
+        self._ending(record.sandbox_id, self._files_of(record))
 
     def _known(self, sandbox_id: str) -> DockerRecord:
         record = self._records.load(sandbox_id)

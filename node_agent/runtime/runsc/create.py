@@ -130,6 +130,9 @@ class RunscSteps(EngineSteps[RunscPart, PreparedStart]):
     def take_down(self, sandbox_id: str, record: RunscRecord | None) -> None:
         paths = self.node.of(sandbox_id)
         self.exits.forget(paths)
+        paths.end_processes()
+        if record is not None:
+            self.exits.ended(record)
         paths.kill()
         if record is not None and record.part.net is not None:
             self.networks.remove(record.part.net)

@@ -42,13 +42,22 @@ class SandboxExits:
         locks: of the sandboxes.
         networks: what a dead sandbox gives back.
         fd_store: keeps the connections on which exit codes will come, for the next agent.
+        ended: called once all processes of an incarnation have ended, before its control group and network go.
     """
 
-    def __init__(self, records: RunscRecords, locks: SandboxLocks, networks: Networks, fd_store: FdStore) -> None:
+    def __init__(
+        self,
+        records: RunscRecords,
+        locks: SandboxLocks,
+        networks: Networks,
+        fd_store: FdStore,
+        ended: Callable[[RunscRecord], None],
+    ) -> None:
         self._records = records
         self._locks = locks
         self._networks = networks
         self._fd_store = fd_store
+        self.ended = ended
         self._watcher = ExitWatcher()
         self._watched: dict[str, WatchedExit] = {}
 
@@ -169,6 +178,8 @@ class SandboxExits:
         except OSError as error:
             # On a full disk, what follows makes room for the second writing.
             log.error("sandbox %s: its death could not be recorded yet: %s", paths.sandbox_id, error)
+        paths.end_processes()
+        self.ended(record)
         paths.kill()
         if record.part.net is not None:
             self._networks.remove(record.part.net)

@@ -36,6 +36,7 @@ from node_agent.runtime.base import (
     deleted,
     not_running,
 )
+from node_agent.runtime.counters import CounterFiles
 from node_agent.runtime.incarnation import Incarnations
 from node_agent.runtime.locks import SandboxLock, SandboxLocks
 from node_agent.runtime.record import RecordStore, RunscPart, RunscRecord
@@ -90,7 +91,7 @@ class RunscRuntime(SandboxRuntime):
         self._fd_store = FdStore(tag)
         self._records = RecordStore(self._node.sandboxes, RunscPart)
         self._locks = SandboxLocks()
-        self._exits = SandboxExits(self._records, self._locks, self._networks, self._fd_store)
+        self._exits = SandboxExits(self._records, self._locks, self._networks, self._fd_store, self._ended)
         self._steps = RunscSteps(
             node=self._node,
             probed=lambda: self._runsc,
@@ -256,6 +257,17 @@ class RunscRuntime(SandboxRuntime):
         except (ControlError, ControlLostError, OSError) as error:
             raise RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"sandbox {sandbox_id}: {error}") from error
         return UsageNow(paths.cgroup.memory_mb(), paths.cgroup.cpu_seconds(), used, pids)
+
+    def counter_files(self, sandbox_id: str) -> CounterFiles | None:
+        record = self._records.load(sandbox_id)
+        return None if record is None else self._files_of(record)
+
+    def _files_of(self, record: RunscRecord) -> CounterFiles:
+        paths, net = self._node.of(record.sandbox_id), record.part.net
+        return CounterFiles(record.generation, paths.cgroup, None if net is None else net.host_interface, paths.volume)
+
+    def _ended(self, record: RunscRecord) -> None:
+        self._ending(record.sandbox_id, self._files_of(record))
 
     # -- the sweep -------------------------------------------------------------------------------------------------
 

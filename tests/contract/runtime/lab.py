@@ -135,7 +135,8 @@ class Box:
         if self.lab.fields["runtime"] == "runsc":
             return HostGroup(Cgroup(self.lab.tag, self.id).path)
         tag = container_config.cgroup_tag(self.lab.tag)
-        return HostGroup(Cgroup(tag, self.container(client)).path)
+        name = f"sandbox-{self.lab.tag}-{self.id}-1"
+        return HostGroup(Cgroup(tag, f"{name}/{self.container(client)}").path)
 
     def exec(self, *argv: str, stdin: bool = False, **fields: Any) -> ExecProcess:
         """Start a process."""

@@ -2,6 +2,7 @@
 
 from gateway.wire.states import DeathReason
 from node_agent.runtime.base import Stream
+from node_agent.runtime.counters import Counters
 from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread
 from tests.contract.runtime.marks import also_on_runc
 
@@ -49,6 +50,27 @@ def test_usage_counts_what_is_used(lab: Lab) -> None:
     assert after.cpu_seconds > before.cpu_seconds
     assert 18 < after.disk_mb - before.disk_mb < 22
     assert after.pids > before.pids >= 1
+
+
+@also_on_runc
+def test_what_was_used_is_counted_to_the_end_and_beyond(lab: Lab) -> None:
+    burn = f"{UNTIL_GO}; timeout 1 sh -c 'while :; do :; done'; nc -w 1 192.0.2.1 9 </dev/null; exit 0"
+    ends: list[Counters] = []
+    lab.runtime.listen_endings(lambda _, files: ends.append(files.read()))
+    with lab.sandbox(command=["sh", "-c", burn], network="bridge") as box:
+        ending = in_thread(lab.runtime.wait, box.id)
+        box.go()
+        assert ending.result().exit_code == 0
+        files = lab.runtime.counter_files(box.id)
+        assert files is not None
+        assert files.generation == 1
+        assert files.read().disk_mb is not None
+
+    assert ends[0].cpu_seconds is not None
+    assert 0.9 < ends[0].cpu_seconds < 30
+    assert ends[0].egress_bytes is not None
+    assert ends[0].egress_bytes > 0
+    assert lab.runtime.counter_files(box.id) is None
 
 
 def test_images_name_what_starts_without_a_pull(lab: Lab) -> None:

@@ -21,6 +21,7 @@ def upgrade() -> None:
     _ceilings()
     _prepared()
     _create_paces()
+    _usage()
 
 
 def _sandboxes() -> None:
@@ -175,3 +176,30 @@ def _create_paces() -> None:
         sa.Column("due", TIME, nullable=False),
         sa.PrimaryKeyConstraint("tenant"),
     )
+
+
+def _usage() -> None:
+    op.create_table(
+        "meters",
+        sa.Column("id", sa.String(), nullable=False),
+        sa.Column("read_at", TIME, nullable=False),
+        *_amounts(),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_index("ix_meters_read", "meters", ["read_at"], unique=False)
+    op.create_table(
+        "usage",
+        sa.Column("sandbox_id", sa.String(), nullable=False),
+        sa.Column("generation", sa.Integer(), nullable=False),
+        sa.Column("hour", TIME, nullable=False),
+        sa.Column("tenant", sa.String(), nullable=False),
+        *_amounts(),
+        sa.PrimaryKeyConstraint("sandbox_id", "generation", "hour"),
+    )
+    op.create_index("ix_usage_hour", "usage", ["hour"], unique=False)
+    op.create_index("ix_usage_tenant", "usage", ["tenant", "hour"], unique=False)
+
+
+def _amounts() -> list[sa.Column[float]]:
+    names = ("cpu_seconds", "memory_mb_seconds", "paused_memory_mb_seconds", "disk_mb_seconds", "egress_bytes")
+    return [sa.Column(name, sa.Float(), nullable=False) for name in names]
