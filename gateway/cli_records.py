@@ -1,5 +1,6 @@
 """``sandboxes audit`` and ``sandboxes usage``: what is read of what the gateway has written down."""
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def usage(
         while True:
             page = gateway.usage(**query)
             for item in page.items:
-                typer.echo(item.model_dump_json() if as_json else _shown_usage(item))
+                typer.echo(json.dumps(item.model_dump(mode="json")) if as_json else _shown_usage(item))
             if page.next_cursor is None:
                 return
             query |= {"cursor": page.next_cursor}
@@ -120,7 +121,8 @@ def _shown_usage(item: UsageItem) -> str:
     amounts = item.amounts
     memory = (amounts.memory_mb_seconds, amounts.paused_memory_mb_seconds, amounts.disk_mb_seconds)
     figures = (amounts.cpu_seconds, *(amount / 3600 for amount in memory), amounts.egress_bytes / 1e6)
-    return _USAGE_LINE.format((item.sandbox_id or item.tenant) + hour, *(f"{figure:.1f}" for figure in figures))
+    name = ascii((item.sandbox_id or item.tenant) + hour)[1:-1]
+    return _USAGE_LINE.format(name, *(f"{figure:.1f}" for figure in figures))
 
 
 def _files_here(config: Config, state_dir: StateDir) -> Callable[[AuditQuery], AuditPage]:

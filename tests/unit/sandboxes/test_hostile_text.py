@@ -58,6 +58,7 @@ ENTRY = {
     "status": 403,
     "code": EVIL,
 }
+USED = {"tenant": EVIL, "sandbox_id": EVIL, "generation": 1, "begin": AT, "end": AT, "amounts": {}}
 
 
 def answer(body: object) -> Reply:
@@ -90,6 +91,7 @@ TALKS: dict[tuple[str, ...], list[tuple[str, str, Reply]]] = {
         ("POST", "/tokens", answer({"token": EVIL, "record": TOKEN}))
     ],
     ("token", "revoke", "id"): [("DELETE", "/id", answer(TOKEN))],
+    ("usage",): [("GET", "/usage", answer({"items": [USED]}))],
     ("audit",): [("GET", "/audit", answer({"entries": [ENTRY], "next_cursor": "c", "more": False}))],
 }
 NOTHING_FROM_THE_SERVICE = {"up", "demo", "doctor", "policy", "gateway", "simulate", "bootstrap"}
