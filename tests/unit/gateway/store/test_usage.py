@@ -16,9 +16,10 @@ NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 OLDEST = NOW - timedelta(days=400)
 
 
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    db = Database.open(f"sqlite:///{tmp_path}/db.sqlite")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
+    on_sqlite = request.param == "sqlite"
+    db = Database.open(f"sqlite:///{tmp_path}/db" if on_sqlite else request.getfixturevalue("postgres_url"))
     with Session(db._engine) as session:
         yield session
     db.close()
