@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +43,7 @@ from node_agent.runtime.runsc.runsc_cli import Runsc
 
 _ASK_EVERY: Final = 0.003  # seconds
 _UPPER: Final = "upper"
+_ROOM_WITHIN: Final = 3.0  # seconds
 _WORK: Final = "work"
 
 
@@ -303,16 +305,28 @@ class _EarlyWait:
 
 def _mount_rootfs(paths: SandboxPaths, image_root: Path, etc: dict[str, str]) -> None:
     """Mount the image below a fresh writable layer that holds the given files of ``/etc``."""
-    volume = paths.volume.path
-    upper, work = volume / _UPPER, volume / _WORK
+    upper, work = paths.volume.path / _UPPER, paths.volume.path / _WORK
+    deadline = time.monotonic() + _ROOM_WITHIN
+    while True:
+        try:
+            _make_layer(upper, work, image_root, etc)
+            break
+        except OSError as error:
+            # What the last incarnation filled is free once the kernel has let go of its mounts; no event tells when.
+            if not out_of_space(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    paths.rootfs.mkdir(exist_ok=True)
+    mounts.overlay(image_root, upper, work, paths.rootfs)
+
+
+def _make_layer(upper: Path, work: Path, image_root: Path, etc: dict[str, str]) -> None:
     for directory in (upper, work):
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(directory)
         directory.mkdir(mode=0o755)
     _take_mode(upper, image_root)
     _write_etc(upper / "etc", image_root / "etc", etc)
-    paths.rootfs.mkdir(exist_ok=True)
-    mounts.overlay(image_root, upper, work, paths.rootfs)
 
 
 def _write_etc(upper: Path, lower: Path, files: dict[str, str]) -> None:
