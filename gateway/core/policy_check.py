@@ -114,12 +114,14 @@ def _size(asked: SandboxSpec | PrepareRequest, policy: Policy) -> Iterator[Viola
 
 
 def _lifetime(spec: SandboxSpec, policy: Policy) -> Iterator[Violation]:
-    # A spec without a ttl gets the policy's (`Policy.ttl_without_one`).
-    yield from _at_most("ttl_seconds", spec.ttl_seconds or 0, policy.max_ttl_seconds, policy.where("max_ttl_seconds"))
+    # Without a ttl of its own it gets the policy's from whoever starts it (`Policy.ttl_without_one`).
+    if spec.ttl_seconds is not None:
+        yield from _at_most("ttl_seconds", spec.ttl_seconds, policy.max_ttl_seconds, policy.where("max_ttl_seconds"))
     longest, where = policy.max_idle_seconds, policy.where("max_idle_seconds")
-    if longest is not None and spec.idle_seconds is None:
+    if spec.idle_seconds is not None:
+        yield from _at_most("idle_seconds", spec.idle_seconds, longest, where)
+    elif longest is not None:
         yield Violation("idle_seconds", "none", f"at most {longest}", where)
-    yield from _at_most("idle_seconds", spec.idle_seconds or 0, longest, where)
 
 
 def _image(image: str, policy: Policy) -> Iterator[Violation]:

@@ -202,10 +202,24 @@ def requeued(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
     )
 
 
-def restarted(sandbox: Sandbox, operation_id: str, now: datetime) -> Sandbox:
-    """Return the next generation of the sandbox, on the same node."""
+def bound_by_ttl(sandbox: Sandbox, default_ttl: int | None, now: datetime) -> Sandbox:
+    """Return a sandbox that is started now, with the deadline of one that is made now where its own is later or none.
+
+    Args:
+        sandbox: as it is.
+        default_ttl: seconds that it may live if its spec has no ttl; ``None`` bounds nothing.
+        now: when it is started.
+    """
+    if sandbox.spec.ttl_seconds is not None or default_ttl is None:
+        return sandbox
+    latest = now + timedelta(seconds=default_ttl)
+    return replace(sandbox, expires_at=latest if sandbox.expires_at is None else min(sandbox.expires_at, latest))
+
+
+def restarted(sandbox: Sandbox, operation_id: str, now: datetime, default_ttl: int | None = None) -> Sandbox:
+    """Return the next generation of the sandbox, on the same node, with a deadline as `bound_by_ttl` has it."""
     return replace(
-        _moved(sandbox, S.CREATING, now),
+        _moved(bound_by_ttl(sandbox, default_ttl, now), S.CREATING, now),
         generation=sandbox.generation + 1,
         operation_id=operation_id,
         active_at=now,

@@ -286,22 +286,29 @@ class SandboxService:
     def _lock(self, sandbox_id: str) -> asyncio.Lock:
         return self._locks.setdefault(sandbox_id, asyncio.Lock())
 
-    async def restart(self, sandbox_id: str, quota: Quota | None = None) -> SandboxRecord:
+    async def restart(
+        self, sandbox_id: str, quota: Quota | None = None, default_ttl: int | None = None
+    ) -> SandboxRecord:
         """Start a new generation on the same node with the same workspace; return when it runs.
 
         Args:
             sandbox_id: which.
             quota: of its tenant, for one that has ended; ``None`` bounds nothing.
+            default_ttl: seconds that it lives from now at most if its spec has no ttl; ``None`` bounds nothing.
 
         Raises:
             ApiError: as `create` and `pause`.
         """
         until = self._clock.monotonic() + self._settings.create_wait
         with self._uow.watch(sandbox_id) as watch:
-            sandbox = await self._uow.commit(lambda session: self._begin_restart(session, sandbox_id, quota))
+            sandbox = await self._uow.commit(
+                lambda session: self._begin_restart(session, sandbox_id, quota, default_ttl)
+            )
             return sandbox_record(await self._brought_up(sandbox, watch, until))
 
-    def _begin_restart(self, session: Session, sandbox_id: str, quota: Quota | None) -> Written[Sandbox]:
+    def _begin_restart(
+        self, session: Session, sandbox_id: str, quota: Quota | None, default_ttl: int | None
+    ) -> Written[Sandbox]:
         sandbox = sandboxes.get(session, sandbox_id)
         if sandbox is None or sandbox.state is S.DELETED:
             raise errors.not_found(sandbox_id, sandbox)
@@ -317,7 +324,7 @@ class SandboxService:
             raise errors.no_room_to_restart(sandbox, short)
         if quota is not None:
             require_quota(session, sandbox.tenant, quota, sandbox.granted.minus(sandbox.claimed))
-        after = transitions.restarted(sandbox, self._context.new_id(), self._clock.now())
+        after = transitions.restarted(sandbox, self._context.new_id(), self._clock.now(), default_ttl)
         saved = sandboxes.save(session, sandbox, after)
         return Written(saved, (saved,))
 

@@ -114,6 +114,12 @@ def admit(session: Session, request: AdmissionRequest) -> Written[Admitted]:
         raise errors.spec_conflict(present)
     if transitions.starts_afresh(present):
         return _admit_new(session, request, transitions.deleted(present, request.now))
+    if present.state is SandboxState.PENDING:
+        # It starts later, and by the policy of today's create.
+        bound = transitions.bound_by_ttl(present, request.terms.default_ttl, request.now)
+        if bound != present:
+            saved = sandboxes.save(session, present, bound)
+            return Written(Admitted(saved, recovered=True), (saved,))
     return Written(Admitted(present, recovered=True))
 
 

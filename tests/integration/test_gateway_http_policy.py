@@ -1,7 +1,7 @@
 """The policy binds clients on every route by which they ask for something, and binds operators only to the always."""
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,35 @@ def test_a_restart_is_a_start_again(gateway: HttpGateway) -> None:
     answer = gateway.call("POST", "/v1/sandboxes/made-by-operator/restart")
     assert (answer.status_code, body_of(answer).code) == (403, ErrorCode.POLICY_DENIED)
     assert gateway.call("POST", "/v1/sandboxes/made-by-operator/restart", headers=gateway.operator).status_code == 200
+
+
+def test_a_restart_is_bound_by_the_ttl_that_was_set_since_the_create(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("")
+    with running_gateway(tmp_path / "state", settings={"policy_file": path}) as gateway:
+
+        def restarted(sandbox_id: str, headers: dict[str, str]) -> float | None:
+            answer = gateway.call("POST", f"/v1/sandboxes/{sandbox_id}/restart", headers=headers)
+            assert answer.status_code == 200, answer.text
+            ends = answer.json()["sandbox"]["expires_at"]
+            return None if ends is None else (datetime.fromisoformat(ends) - datetime.now(UTC)).total_seconds()
+
+        for name in ("for-ever", "operators"):
+            assert create(gateway, gateway.client, name).json()["sandbox"]["expires_at"] is None
+        create(gateway, gateway.client, "too-long", ttl_seconds=7200)
+        create(gateway, gateway.client, "short", ttl_seconds=600)
+        path.write_text("[default.policy]\nmax_ttl_seconds = 3600\n")
+        gateway.services.policies._looked = float("-inf")  # a second has passed
+        left = restarted("for-ever", gateway.client)
+        assert left is not None
+        assert 3500 < left <= 3600
+        assert (restarted("short", gateway.client) or 3600) <= 600
+        assert restarted("operators", gateway.operator) is None
+        answer = gateway.call("POST", "/v1/sandboxes/too-long/restart")
+        assert [found.field for found in body_of(answer).fields or []] == ["ttl_seconds"]
+        path.write_text("[default.policy]\nmax_ttl_seconds = 60\ndefault_ttl_seconds = 30\n")
+        gateway.services.policies._looked = float("-inf")
+        assert (restarted("for-ever", gateway.client) or 3600) <= 30
 
 
 def test_capacity_ahead_is_bound_too(gateway: HttpGateway) -> None:

@@ -149,8 +149,8 @@ async def resume_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: Gateway
 async def restart_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
     """Start a new generation of a sandbox with the same workspace; policy and quota are checked again."""
     sandboxes, policies = parts.services.sandboxes, parts.services.policies
-    policies.admit(caller, (await sandboxes.get(sandbox_id)).spec)
-    record = await sandboxes.restart(sandbox_id, policies.quota_for(caller))
+    default_ttl = policies.admit(caller, (await sandboxes.get(sandbox_id)).spec)
+    record = await sandboxes.restart(sandbox_id, policies.quota_for(caller), default_ttl)
     return SandboxEnvelope(sandbox=record_shown(caller, record))
 
 

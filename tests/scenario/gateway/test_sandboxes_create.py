@@ -1,11 +1,13 @@
 """Creating sandboxes: idempotent, patient, never twice, never more than there is."""
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gateway.errors import ApiError
+from gateway.services.scheduler import CreateTerms
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxEnvelope
@@ -64,6 +66,14 @@ async def test_a_create_without_nodes_waits_and_runs_once_one_joins(here: World)
     await here.join()
     assert (await create).sandbox.state is S.RUNNING
     assert (await here.services.capacity.demand()).pending_count == 0
+
+
+async def test_a_create_sent_again_while_it_waits_gets_the_ttl_that_was_set_since(here: World) -> None:
+    for ttl in (None, 3600):
+        with pytest.raises(ApiError) as caught:
+            await here.services.sandboxes.create(spec(), CreateTerms(default_ttl=ttl, wait_seconds=0))
+        assert caught.value.code is ErrorCode.NO_ROOM
+    assert (await here.services.sandboxes.get("a")).expires_at == here.clock.now() + timedelta(seconds=3600)
 
 
 async def test_a_wait_that_is_too_long_answers_no_room_and_continues(here: World) -> None:

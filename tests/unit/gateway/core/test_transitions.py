@@ -65,6 +65,30 @@ def test_requeueing_fences_the_old_order() -> None:
     assert (again.state, again.generation, again.operation_id, again.node_id) == (S.PENDING, 2, "op-2", None)
 
 
+@pytest.mark.parametrize(
+    ("own", "before", "ttl", "after"),
+    [
+        (None, None, None, None),
+        (None, None, 60, 60),
+        (None, 30, 60, 30),
+        (None, 90, 60, 60),
+        (90, 90, 60, 90),  # the policy refuses what is more than its own longest
+    ],
+)
+def test_a_restart_without_a_ttl_of_its_own_is_bound_by_that_of_the_policy(
+    own: int | None, before: int | None, ttl: int | None, after: int | None
+) -> None:
+    def at(seconds: int | None) -> datetime | None:
+        return None if seconds is None else LATER + timedelta(seconds=seconds)
+
+    ended = replace(
+        transitions.ended(running(), item(S.EXITED), NOW),
+        spec=SPEC.model_copy(update={"ttl_seconds": own}),
+        expires_at=at(before),
+    )
+    assert transitions.restarted(ended, "op-2", LATER, ttl).expires_at == at(after)
+
+
 def test_a_restart_begins_with_a_clean_slate_and_keeps_the_deadline() -> None:
     dead = transitions.ended(running(), item(S.FAILED, DeathReason.OOM), NOW)
     again = transitions.restarted(dead, "op-2", LATER)
