@@ -5,7 +5,6 @@ what belongs to another is looked up, and missing, like anything that was never 
 An operator names every tenant's by their qualified ids.
 """
 
-import re
 from typing import Final
 
 from starlette.types import Scope
@@ -13,9 +12,9 @@ from starlette.types import Scope
 from gateway.errors import ApiError
 from gateway.services.tokens import Principal
 from gateway.wire.capacity import Demand, PreparedBuilders, PreparedCapacity, WaitingSandbox
-from gateway.wire.errors import ErrorBody
+from gateway.wire.errors import ErrorBody, FieldError
 from gateway.wire.sandboxes import RecordedSpec, SandboxRecord
-from gateway.wire.tenants import DEFAULT_TENANT, SEPARATOR, own_id, qualified_by
+from gateway.wire.tenants import DEFAULT_TENANT, SEPARATOR, own_id, own_words, qualified_by
 from gateway.wire.tokens import TokenScope
 from gateway.wire.usage import UsageItem, UsagePage
 
@@ -56,7 +55,7 @@ def record_shown(caller: Principal, record: SandboxRecord) -> SandboxRecord:
     if _knows_qualified_ids(caller):
         return record
     own = own_id(record.id)
-    detail = None if record.detail is None else _own_words(caller, record.detail)
+    detail = None if record.detail is None else own_words(caller.tenant, record.detail)
     return record.model_copy(update={"id": own, "spec": RecordedSpec.of(record.spec, own), "detail": detail})
 
 
@@ -109,10 +108,16 @@ def error_shown(scope: Scope, error: ApiError, request_id: str | None) -> ErrorB
     if not isinstance(caller, Principal) or sees_all(caller):
         return body
     prefix = caller.tenant + SEPARATOR
+
+    def own(field: FieldError) -> FieldError:
+        allowed = None if field.allowed is None else own_words(caller.tenant, field.allowed)
+        return field.model_copy(update={"problem": own_words(caller.tenant, field.problem), "allowed": allowed})
+
     return body.model_copy(
         update={
-            "error": _own_words(caller, body.error),
-            "reasons": None if body.reasons is None else [_own_words(caller, reason) for reason in body.reasons],
+            "fields": None if body.fields is None else [own(field) for field in body.fields],
+            "error": own_words(caller.tenant, body.error),
+            "reasons": None if body.reasons is None else [own_words(caller.tenant, reason) for reason in body.reasons],
             "sandbox_id": None if body.sandbox_id is None else body.sandbox_id.removeprefix(prefix),
         }
     )
@@ -120,8 +125,3 @@ def error_shown(scope: Scope, error: ApiError, request_id: str | None) -> ErrorB
 
 def _knows_qualified_ids(caller: Principal) -> bool:
     return sees_all(caller) or caller.tenant == DEFAULT_TENANT
-
-
-def _own_words(caller: Principal, sentence: str) -> str:
-    """Return a sentence for people with the caller's own ids in the place of the qualified ones."""
-    return re.sub(rf"(?<![\w.-]){re.escape(caller.tenant + SEPARATOR)}(?=[A-Za-z0-9])", "", sentence)

@@ -19,6 +19,9 @@ TENANT_PATTERN: Final = r"^[a-z0-9][a-z0-9-]{0,31}$"
 QUALIFIED_PATTERN: Final = rf"^([a-z0-9][a-z0-9-]{{0,31}}\.\.)?{ID_PATTERN.removeprefix('^')}"
 MAX_QUALIFIED_LENGTH: Final = 32 + len(SEPARATOR) + MAX_ID_LENGTH
 
+_BEFORE_ID: Final = r"(?:(?<![\w.-])|(?<=sandbox-[0-9a-f]{8}-))"
+"""An id stands by itself, or in the name of an engine's container."""
+
 TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
 QualifiedId = Annotated[str, StringConstraints(pattern=QUALIFIED_PATTERN, max_length=MAX_QUALIFIED_LENGTH)]
 
@@ -52,6 +55,14 @@ def tenant_of(qualified_id: str) -> str:
 def own_id(qualified_id: str) -> str:
     """Return the id that the client chose."""
     return qualified_id.partition(SEPARATOR)[2] or qualified_id
+
+
+def own_words(tenant: str, sentence: str) -> str:
+    """Return a sentence for people with the tenant's own ids in the place of the qualified ones.
+
+    Ids of sessions stay as they are: they contain the qualified id for clients as well.
+    """
+    return re.sub(rf"{_BEFORE_ID}{re.escape(tenant + SEPARATOR)}(?=[A-Za-z0-9])", "", sentence)
 
 
 def is_id(text: str) -> bool:

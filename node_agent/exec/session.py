@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -15,6 +15,7 @@ from typing import Self
 from gateway.wire.errors import ErrorCode
 from gateway.wire.exec import ExecEvents, ExecSession, Stream
 from gateway.wire.states import EXEC_TRANSITIONS, DeathReason, ExecStatus, next_state
+from gateway.wire.tenants import own_words, tenant_of
 from node_agent.errors import RuntimeFailure, StartFault
 from node_agent.exec.history import History
 from node_agent.host.disk import write_atomically
@@ -280,6 +281,8 @@ class Session:
 
     def finish(self, outcome: ExecOutcome) -> bool:
         """End the session; the first outcome counts, later ones change nothing and return ``False``."""
+        # Nobody rewrites it further on: streams pass the gateway as they are.
+        outcome = replace(outcome, error=own_words(tenant_of(self.sandbox_id), outcome.error))
         with self._lock:
             if not self.running:
                 return False

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import permutations
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import pytest
 import requests
 
 from gateway.client import GatewayClient
 from gateway.http.auth import ACCESS, RouteAccess
+from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest, RegisterRequest
 from gateway.wire.resources import Shape
 from gateway.wire.tenants import own_id, qualified
 from gateway.wire.tokens import TokenRequest
+from node_agent.errors import RuntimeFailure
+from tests.fakes.runtime import FakeRuntime
 from tests.integration.small_fleet import SMALL, SmallFleet, small_fleet
 from tests.waiting import wait_until
 
@@ -235,6 +238,24 @@ def test_anothers_session_is_one_that_is_not_there(tenants: Tenants, row: Row) -
         for name in ("shared", f"only-{caller}", qualified(caller, "shared")):
             assert answered(caller, code, name) == answered(caller, never, name), (caller, name)
         assert answered(caller, code, f"only-{owner}") == nothing
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INTERNAL, ErrorCode.EXEC_LOST, ErrorCode.SANDBOX_NOT_RUNNING])
+def test_an_exec_that_failed_names_its_sandbox_as_its_client_does(
+    tenants: Tenants, monkeypatch: pytest.MonkeyPatch, code: ErrorCode
+) -> None:
+    def broken(_: FakeRuntime, sandbox_id: str, __: object) -> NoReturn:
+        raise RuntimeFailure(code, f"sandbox {sandbox_id}: container sandbox-0a1b2c3d-{sandbox_id}-1 is gone")
+
+    monkeypatch.setattr(FakeRuntime, "exec", broken)
+    for tenant in tenants.values():
+        start = tenant.call("POST", "/v1/sandboxes/shared/exec?wait_seconds=5", json={"command": ["true"]})
+        session_id = start.json()["session"]["id"]
+        path = f"/v1/exec/{session_id}"
+        texts = [start.text, *(tenant.call("GET", path + what).text for what in ("", "/events", "/stream"))]
+        for text in texts:
+            assert "container sandbox-0a1b2c3d-shared-1 is gone" in text
+            assert ".." not in text.replace(session_id, "")
 
 
 @pytest.mark.usefixtures("unharmed")

@@ -10,6 +10,7 @@ from gateway.wire.tenants import (
     is_id,
     is_qualified,
     own_id,
+    own_words,
     qualified,
     qualified_by,
     tenant_of,
@@ -74,3 +75,24 @@ def test_a_client_never_means_anothers(tenant: str, text: str) -> None:
     assert tenant_of(meant) == tenant
     assert not is_qualified(meant)
     assert text.endswith(own_id(meant))
+
+
+SESSION = f"exec-{'0' * 32}.1.acme..box"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("sandbox acme..box does not run", "sandbox box does not run"),
+        ("gave no answer to GET /v1/sandboxes/acme..box/logs", "gave no answer to GET /v1/sandboxes/box/logs"),
+        ("'acme..box' and acme..bin", "'box' and bin"),
+        ("container sandbox-0a1b2c3d-acme..box-1 is in use", "container sandbox-0a1b2c3d-box-1 is in use"),
+        # Whose session ids contain the qualified id, and file names that only look like one.
+        (f"session {SESSION} was dropped", f"session {SESSION} was dropped"),
+        ("/workspace/x-acme..y", "/workspace/x-acme..y"),
+        ("and so on acme...", "and so on acme..."),
+        ("beta..box", "beta..box"),
+    ],
+)
+def test_a_tenant_reads_its_own_ids(sentence: str, shown: str) -> None:
+    assert own_words("acme", sentence) == shown
