@@ -127,7 +127,7 @@ class NodeAgent:
         self._firewall.start()
         self.sandboxes.adopt()
         self.meters.read_all(self.sandboxes.sandboxes())
-        self._machine.measure(self.sandboxes.used_disk_mb())
+        self._machine.measure(self.sandboxes.held_disk_mb())
 
     def close(self) -> None:
         """End the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
@@ -154,9 +154,13 @@ class NodeAgent:
             log.error("%d sandboxes were not removed in time, %d could not be removed", len(late), len(failed))
         remove_traces(self._runtimes)
 
-    def _refusal(self) -> str | None:
-        """Return why this machine takes no new sandbox, as a sentence; ``None`` while it does."""
-        return self._firewall.problem or self._machine.disk_shortage()
+    def _refusal(self, disk_mb: int = 0) -> str | None:
+        """Return why this machine takes no new sandbox, as a sentence; ``None`` while it does.
+
+        Args:
+            disk_mb: MiB of disk that new sandboxes will set aside.
+        """
+        return self._firewall.problem or self._machine.disk_shortage(disk_mb)
 
     def _standing(self) -> Standing:
         identity = self._registration.identity

@@ -60,8 +60,8 @@ class NodeSettings(DaemonSettings):
     reserve_disk_mb: int = Field(default=2048, ge=0)
     """MiB kept free for images, spools and logs."""
     least_disk_mb: int = Field(default=512, ge=0)
-    """MiB free below ``root`` under which the node takes no new sandbox, until twice as much is free.  The disks of
-    sandboxes are sparse: on a host that runs full, what they were promised cannot be written, and is lost to them."""
+    """MiB below ``root`` that new sandboxes leave free; with less it takes none until twice as much is free.  What
+    runs is not concerned: the disk of each sandbox is set aside when it is created."""
     slots: int = Field(default=250, ge=1)
     """Most sandboxes at once, whatever the machine."""
     slots_per_core: float = Field(default=24.0, gt=0)

@@ -4,7 +4,8 @@
 with 1 MiB at once the sandbox spends a fifth to a quarter less processor time on a file.
 
 They run under the static busybox that is bound into every sandbox, as the sandbox's own user: permissions, symlinks,
-mounts and the disk's bound are the sandbox's own, by construction.  ``$0`` is the busybox; the path comes as an
+mounts and the disk's bound are the sandbox's own, by construction.  An upload ends with fsync: what the disk below did
+not take is refused, not lost.  ``$0`` is the busybox; the path comes as an
 argument that always contains a slash and never starts with a dash.  Names may hold any byte but NUL, so no name passes
 through ``$( )`` unguarded: it would lose newlines at the end.
 """
@@ -47,7 +48,7 @@ done
 "$b" mkdir -p "$d" || exit 1
 mode=$("$b" stat -L -c %a "$p" 2>/dev/null) || mode=
 t=$d/$part
-"$b" dd bs=1M status=none of="$t" || {{ "$b" rm -f "$t"; exit 1; }}
+"$b" dd bs=1M status=none conv=fsync of="$t" || {{ "$b" rm -f "$t"; exit 1; }}
 have=$("$b" stat -c %s "$t")
 if [ "$have" != "$size" ]; then "$b" rm -f "$t"; exit {EXIT_SHORT}; fi
 [ -z "$mode" ] || "$b" chmod "$mode" "$t"
@@ -80,6 +81,7 @@ _BY_EXIT: Final = {
 _BY_ERRNO: Final = (
     (errno.ENOSPC, ErrorCode.DISK_FULL, "was not written: the sandbox's disk is full"),
     (errno.EDQUOT, ErrorCode.DISK_FULL, "was not written: the sandbox's disk quota is used up"),
+    (errno.EIO, ErrorCode.DISK_FULL, "was not written: the node's disk did not take it"),
     (errno.EACCES, ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
     (errno.EPERM, ErrorCode.FILE_PERMISSION, "may not be read or written by the sandbox's user"),
     (errno.EROFS, ErrorCode.FILE_PERMISSION, "lies on a read-only file system"),

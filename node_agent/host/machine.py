@@ -61,16 +61,19 @@ class HostMachine:
         self._disk_mb = settings.disk_mb
         self._disk_short = False
 
-    def measure(self, used_disk_mb: int) -> None:
+    def measure(self, held_disk_mb: int) -> None:
         """Fix the disk that the node gives away, so that placement does not see it move.
 
         Args:
-            used_disk_mb: what adopted sandboxes have written: no longer free, and still theirs.
+            held_disk_mb: what adopted sandboxes have set aside: no longer free, and still theirs.
         """
         if self._disk_mb is None:
-            state = os.statvfs(self._settings.root)
-            free = state.f_bavail * state.f_frsize // MIB
-            self._disk_mb = max(0, free + used_disk_mb - self._settings.reserve_disk_mb)
+            self._disk_mb = max(0, self.free_disk_mb() + held_disk_mb - self._settings.reserve_disk_mb)
+
+    def free_disk_mb(self) -> int:
+        """Return the MiB that are free below the root now."""
+        state = os.statvfs(self._settings.root)
+        return state.f_bavail * state.f_frsize // MIB
 
     def total(self) -> Shape:
         """Return what the node gives away."""
@@ -86,10 +89,13 @@ class HostMachine:
             slots=most_sandboxes(settings),
         )
 
-    def disk_shortage(self) -> str | None:
-        """Return why the disk below the root takes no new sandbox, as a sentence; ``None`` while it does."""
-        state = os.statvfs(self._settings.root)
-        free, least = state.f_bavail * state.f_frsize // MIB, self._settings.least_disk_mb
+    def disk_shortage(self, wanted_mb: int = 0) -> str | None:
+        """Return why the disk below the root takes no new sandbox, as a sentence; ``None`` while it does.
+
+        Args:
+            wanted_mb: MiB that new sandboxes will set aside.
+        """
+        free, least = self.free_disk_mb(), self._settings.least_disk_mb
         short = disk_is_short(free_mb=free, least_mb=least, was_short=self._disk_short)
         sentence = (
             f"this node's disk runs full: {free} MiB are free below {self._settings.root}; it takes new sandboxes"
@@ -98,7 +104,12 @@ class HostMachine:
         if short != self._disk_short:
             log.warning("%s", sentence if short else f"this node's disk has room again: {free} MiB are free")
         self._disk_short = short
-        return sentence if short else None
+        if short or wanted_mb <= free - least:
+            return sentence if short else None
+        return (
+            f"this node's disk has {free} MiB free below {self._settings.root}, and {least} of them stay free"
+            f" (least_disk_mb); {wanted_mb} MiB are asked for"
+        )
 
     def use(self) -> MachineUse:
         """Return the memory that is not available to new programs, and the disk that is not free below the root."""

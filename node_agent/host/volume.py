@@ -1,11 +1,14 @@
-"""One bounded volume per sandbox: a sparse ext4 file, loop-mounted.
+"""One bounded volume per sandbox: an ext4 file with blocks of its own, loop-mounted.
 
 Whatever a sandbox writes, it costs the host at most the volume's size, and inside the sandbox a full volume is an
-ordinary ENOSPC with a correct statvfs.
+ordinary ENOSPC with a correct statvfs.  All blocks of the file are the sandbox's from the start: the kernel tells a
+writer early that a file system is full, but what it wrote before into a hole of a file on a full host is lost.
 """
 
 import contextlib
+import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -18,13 +21,18 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
-from node_agent.host.disk import host_errors
+from node_agent.host.disk import host_errors, libc
 from node_agent.host.process import run
 
 _IMAGE: Final = "volume.ext4"
 _POINT: Final = "volume"
 _FULL_BELOW: Final = MIB  # measured: with 400 KiB shown as free, ext4 already refuses the next block
 _KEPT_TEMPLATES: Final = 8
+_BLOCK: Final = 512  # unit of st_blocks
+_COPY: Final = 1024 * 1024
+_NOT_OFFERED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+_SET_FLAGS: Final = 0x40086602  # FS_IOC_SETFLAGS
+_NO_COPY_ON_WRITE: Final = 0x00800000  # FS_NOCOW_FL
 
 
 class Volumes:
@@ -52,6 +60,7 @@ class Volumes:
         with host_errors(f"volume of {size_mb} MiB in {directory}"):
             if volume.image.exists():
                 _check_size(volume, size_mb)
+                reserve(volume.image, size_mb * MIB)
                 volume.mount()
             else:
                 self._make(volume, size_mb)
@@ -61,7 +70,10 @@ class Volumes:
     def _make(self, volume: "Volume", size_mb: int) -> None:
         volume.directory.mkdir(parents=True, exist_ok=True)
         with self._lock, _whole_or_gone(volume.image) as partial:
-            _copy_sparse(self._template(size_mb), partial)
+            template = self._template(size_mb)
+            _own_blocks(partial)
+            reserve(partial, size_mb * MIB)
+            _copy_data(template, partial)
 
     def _template(self, size_mb: int) -> Path:
         path = self._templates / f"{size_mb}.ext4"
@@ -109,9 +121,9 @@ class Volume:
         # same device gives the same file system.
         present = None if fresh else mounts.loop_device_of(self.image)
         with nullcontext(present) if present else mounts.loop_device(self.image) as device:
-            # discard gives blocks of deleted files back to the host; inode tables stay unwritten until used.
+            # discard would give the blocks of deleted files back to the host; inode tables stay unwritten until used.
             flags = mounts.MS_NODEV | mounts.MS_NOSUID | mounts.MS_NOATIME
-            mounts.mount(str(device), self.path, "ext4", flags, "discard,noinit_itable")
+            mounts.mount(str(device), self.path, "ext4", flags, "nodiscard,noinit_itable,errors=remount-ro")
 
     def unmount(self) -> None:
         """Detach the volume and everything mounted below it.  Idempotent."""
@@ -121,6 +133,10 @@ class Volume:
         """Return the MiB taken by its content."""
         status = os.statvfs(self.path)
         return (status.f_blocks - status.f_bfree) * status.f_frsize / MIB
+
+    def held_mb(self) -> float:
+        """Return the MiB of the host's disk that it has, whatever is in it."""
+        return self.image.stat().st_blocks * _BLOCK / MIB
 
     def full(self) -> bool:
         """Return whether a writer inside would get ENOSPC now, for want of blocks or of inodes."""
@@ -158,11 +174,56 @@ def _check_size(volume: Volume, size_mb: int) -> None:
         )
 
 
-def _copy_sparse(source: Path, target: Path) -> None:
-    """Copy data and leave holes."""
-    with source.open("rb") as reader, target.open("wb") as writer:
+def reserve(path: Path, size: int) -> bool:
+    """Give a file all its blocks, and keep what it holds; made where it is not there.  Idempotent.
+
+    Args:
+        path: the file.
+        size: in bytes; what the file has or gets.
+
+    Returns:
+        Whether the blocks are its own.  Some file systems (NFS, ZFS) set none aside.
+
+    Raises:
+        OSError: the host has no room.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        number = _fallocate(descriptor, size)
+        if number in _NOT_OFFERED:
+            os.truncate(descriptor, size)
+        elif number:
+            raise OSError(number, os.strerror(number), str(path))
+        return os.fstat(descriptor).st_blocks * _BLOCK >= size
+    finally:
+        os.close(descriptor)
+
+
+def _fallocate(descriptor: int, size: int) -> int:
+    """Call fallocate(2) and return the error number, 0 for none; Python's own writes zeros where it is not offered."""
+    while libc().fallocate(descriptor, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            return number
+    return 0
+
+
+def _own_blocks(path: Path) -> None:
+    """Let a new file be overwritten in place, where a file system (Btrfs) would take new blocks for each write."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.ioctl(descriptor, _SET_FLAGS, _NO_COPY_ON_WRITE.to_bytes(8, "little"))
+    except OSError as error:
+        if error.errno not in (*_NOT_OFFERED, errno.ENOTTY, errno.EINVAL):  # others overwrite in place anyway
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    """Copy what is not a hole, by reading and writing: blocks that two files share are nobody's own."""
+    with source.open("rb") as reader, target.open("r+b") as writer:
         size = os.fstat(reader.fileno()).st_size
-        writer.truncate(size)
         offset = 0
         while offset < size:
             try:
@@ -172,15 +233,13 @@ def _copy_sparse(source: Path, target: Path) -> None:
                     return
                 raise
             offset = os.lseek(reader.fileno(), start, os.SEEK_HOLE)
-            _copy_range(reader.fileno(), writer.fileno(), start, offset)
-
-
-def _copy_range(reader: int, writer: int, start: int, end: int) -> None:
-    while start < end:
-        copied = os.copy_file_range(reader, writer, end - start, start, start)
-        if copied == 0:
-            raise OSError(errno.EIO, "a volume template ended early")
-        start += copied
+            reader.seek(start)
+            writer.seek(start)
+            while start < offset:
+                data = reader.read(min(_COPY, offset - start))
+                if not data:
+                    raise OSError(errno.EIO, "a volume template ended early")
+                start += writer.write(data)
 
 
 def remove_tree(directory: Path) -> None:

@@ -53,7 +53,8 @@ class SandboxManager:
     Args:
         runtimes: the engines.
         total: returns what the node may give away.
-        shortage: returns why the host takes no new sandbox, whatever is left of that; ``None`` while it does.
+        shortage: returns why the host takes no new sandbox, whatever is left of that; ``None`` while it does.  It is
+            given the MiB of disk that new sandboxes will set aside.
         creators: runs creates.
         workers: runs everything short.
     """
@@ -62,7 +63,7 @@ class SandboxManager:
         self,
         runtimes: Mapping[RuntimeName, SandboxRuntime],
         total: Callable[[], Shape],
-        shortage: Callable[[], str | None],
+        shortage: Callable[[int], str | None],
         creators: Executor,
         workers: Executor,
     ) -> None:
@@ -126,15 +127,16 @@ class SandboxManager:
             raise sandbox.not_running()
         return self._runtimes[sandbox.runtime]
 
-    def used_disk_mb(self) -> int:
-        """Return the MiB of disk that the sandboxes have written; one whose engine does not answer counts as none."""
-        used = 0.0
+    def held_disk_mb(self) -> int:
+        """Return the MiB of the host's disk that the sandboxes' volumes have set aside."""
+        held = 0.0
         for sandbox in self.sandboxes():
             try:
-                used += self._runtimes[sandbox.runtime].usage(sandbox.id).disk_mb
-            except RuntimeFailure as failure:
-                log.info("the disk use of sandbox %s is unknown: %s", sandbox.id, failure.message)
-        return int(used)
+                files = self._runtimes[sandbox.runtime].counter_files(sandbox.id)
+                held += files.volume.held_mb() if files is not None else 0
+            except (OSError, RuntimeFailure) as error:
+                log.warning("the disk of sandbox %s counts as free, as it cannot be read: %s", sandbox.id, error)
+        return int(held)
 
     def find_death(self, sandbox_id: str, generation: int, seconds: float) -> Death | None:
         """Return how this incarnation ended; wait up to ``seconds`` for it, then ``None``."""
@@ -178,7 +180,10 @@ class SandboxManager:
         free = self._total().minus(self._table.held(without=former))
         if (problem := shortfall(free, order.spec.shape)) is not None:
             raise NodeError(ErrorCode.NODE_REFUSED, problem)
-        if former is None and (problem := self._shortage()) is not None:
+        if (
+            former is None
+            and (problem := self._shortage(order.spec.disk_mb + self._table.coming_disk_mb())) is not None
+        ):
             raise NodeError(ErrorCode.NODE_REFUSED, problem)
 
     def _create(self, entry: Entry, former: Entry | None) -> None:

@@ -200,6 +200,12 @@ class SandboxTable:
             )
             return sum(shapes, start=Shape())
 
+    def coming_disk_mb(self) -> int:
+        """Return the MiB of disk of the sandboxes that are being created, which may not be set aside yet."""
+        with self.lock:
+            sandboxes = (entry.sandbox for entry in self._by_id.values())
+            return sum(one.order.spec.disk_mb for one in sandboxes if one.state is SandboxState.CREATING)
+
     def get(self, sandbox_id: str) -> Entry | None:
         """Return the entry, whatever its generation."""
         with self.lock:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -14,7 +15,10 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
+from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
+from node_agent.runtime.base import SandboxRuntime
+from node_agent.runtime.docker_engine.runtime import DockerRuntime
 from node_agent.runtime.runsc.runtime import RunscRuntime
 from tests.contract.runtime.lab import Lab
 from tests.engines import leftovers
@@ -59,7 +63,24 @@ def _run(*command: str) -> None:
 
 @pytest.fixture
 def node(docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
-    """Open a node with a disk of `DISK_MIB`."""
+    """Open runsc over a disk of `DISK_MIB`."""
+    with _node("runsc", docker_daemon, test_images) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["runsc", "docker"])
+def either(request: pytest.FixtureRequest, docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
+    """Open each engine over a disk of `DISK_MIB`."""
+    with _node(request.param, docker_daemon, test_images) as opened:
+        yield opened
+
+
+def _open(name: RuntimeName, root: Path, tag: str, url: str) -> SandboxRuntime:
+    return (RunscRuntime if name == "runsc" else DockerRuntime)(root, tag=tag, base_url=url)
+
+
+@contextlib.contextmanager
+def _node(name: RuntimeName, docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
     home = Path(tempfile.mkdtemp(prefix="sff-", dir="/tmp"))
     image, disk = home / "disk.ext4", home / "d"
     with image.open("wb") as file:
@@ -70,10 +91,11 @@ def node(docker_daemon: Daemon, test_images: TestImages) -> Iterator[SmallNode]:
     root = disk / "node"
     root.mkdir()
     tag = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    runtime = RunscRuntime(root, tag=tag, base_url=docker_daemon.url)
+    runtime = _open(name, root, tag, docker_daemon.url)
     try:
         runtime.probe()
-        lab = Lab(runtime, lambda: runtime, root, tag, test_images, {"runtime": "runsc", "isolation": "gvisor"})
+        fields = {"runtime": name, "isolation": "gvisor"}
+        lab = Lab(runtime, lambda: _open(name, root, tag, docker_daemon.url), root, tag, test_images, fields)
         yield SmallNode(lab, disk)
         lab.delete_all()
         runtime.sweep()
@@ -140,3 +162,24 @@ def test_a_death_on_a_full_disk_is_reported(node: SmallNode) -> None:
             # In the background: the sandbox must not end before this exec is seen to.
             box.sh("(sleep 0.3; mv /workspace/go.tmp /workspace/go) >/dev/null 2>&1 &")
             assert node.lab.runtime.wait(box.id).exit_code == 7
+
+
+def forget_pages(path: Path) -> None:
+    """Let the host read a file from its disk the next time."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def test_what_is_written_while_the_host_is_full_is_there(either: SmallNode) -> None:
+    data = secrets.token_bytes(8 * MIB)
+    with either.lab.sandbox(disk_mb=32) as box:
+        with either.full():
+            assert box.run("sh", "-c", "cat >/workspace/file; sync", stdin=data).code == 0
+        volume = next(either.lab.root.rglob("volume.ext4"))
+        forget_pages(volume.parent / "volume" / "workspace" / "file")
+        forget_pages(volume)
+        assert box.text("sha256sum </workspace/file").split()[0] == hashlib.sha256(data).hexdigest()

@@ -18,6 +18,7 @@ def test_the_scripts_are_what_a_shell_can_read(script: str) -> None:
     [
         (scripts.EXIT_DIRECTORY, b"", ErrorCode.IS_DIRECTORY),
         (1, b"cat: write error: No space left on device", ErrorCode.DISK_FULL),
+        (1, b"dd: x: Input/output error", ErrorCode.DISK_FULL),
         (1, b"sh: can't create x: Permission denied", ErrorCode.FILE_PERMISSION),
         (1, b"mkdir: x: Not a directory", ErrorCode.NOT_A_DIRECTORY),
         (1, b"something new", ErrorCode.INTERNAL),

@@ -29,11 +29,19 @@ def test_slots_are_bounded_by_the_cores(tmp_path: Path, monkeypatch: pytest.Monk
     assert machine(tmp_path / "c", slots_per_core=0.1).total().slots == 1
 
 
-def test_the_disk_that_adopted_sandboxes_wrote_is_given_away_too(tmp_path: Path) -> None:
+def test_the_disk_that_adopted_sandboxes_hold_is_given_away_too(tmp_path: Path) -> None:
     empty = machine(tmp_path / "a", reserve_disk_mb=0)
     full = machine(tmp_path / "b", reserve_disk_mb=0)
     full.measure(1_000_000)
     assert full.total().disk_mb - empty.total().disk_mb > 900_000
+
+
+def test_a_sandbox_gets_no_disk_that_is_not_there_now(tmp_path: Path) -> None:
+    here = machine(tmp_path, least_disk_mb=10)
+    free = here.free_disk_mb()
+    assert here.disk_shortage(free // 2) is None
+    assert here.disk_shortage(free + 100) is not None
+    assert here.disk_shortage() is None
 
 
 def test_use_and_pressure_are_read(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Volumes, mounts and loop devices on the real kernel."""
 
 import contextlib
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,11 +48,34 @@ def test_volume_is_bounded_and_knows_when_it_is_full(volumes: Volumes, place: Pa
     assert not volume.full()
 
 
-def test_volume_is_sparse(volumes: Volumes, place: Path) -> None:
-    volume = volumes.ensure(place / "v", 4096)
+def _own(volume: Volume) -> int:
+    return volume.image.stat().st_blocks * 512
 
-    assert volume.image.stat().st_size == 4096 * MIB
-    assert volume.image.stat().st_blocks * 512 < 8 * MIB
+
+def test_all_blocks_of_a_volume_are_its_own(volumes: Volumes, place: Path) -> None:
+    volume = volumes.ensure(place / "v", 512)
+
+    assert volume.image.stat().st_size == 512 * MIB
+    assert _own(volume) >= 512 * MIB
+
+
+def test_a_volume_keeps_the_blocks_of_deleted_files(volumes: Volumes, place: Path) -> None:
+    volume = volumes.ensure(place / "v", 32)
+    _fill(volume.path / "big")
+    os.sync()
+    (volume.path / "big").unlink()
+    os.sync()
+
+    assert _own(volume) >= 32 * MIB
+
+
+def test_a_volume_gets_blocks_back_that_the_host_trimmed(volumes: Volumes, place: Path) -> None:
+    volume = volumes.ensure(place / "v", 32)
+    subprocess.run(["fstrim", str(volume.path)], check=False)  # some loop devices refuse
+
+    volumes.ensure(place / "v", 32)
+
+    assert _own(volume) >= 32 * MIB
 
 
 def test_volumes_of_one_template_are_apart(volumes: Volumes, place: Path) -> None:
