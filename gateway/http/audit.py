@@ -11,12 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.auth import JOIN_TOKEN, TABLE, MatchedPath
 from gateway.http.responses import ERROR_CODE, request_id_of
-from gateway.http.tenancy import PRINCIPAL
+from gateway.http.tenancy import PRINCIPAL, SESSION_ID, meant
 from gateway.services.audit import AuditLog
 from gateway.services.tasks import AsyncClock
 from gateway.services.tokens import Principal
-from gateway.wire.audit import MAX_TEXT, AuditActor, AuditEntry
-from gateway.wire.tenants import qualified_by
+from gateway.wire.audit import MAX_TEXT, TENANTS_OWN, AuditActor, AuditEntry
 
 _FACTS: Final = "audit"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -32,7 +31,7 @@ def add_facts(scope: Scope, *, target: dict[str, str] | None = None, **facts: st
 
     Args:
         scope: of the request.
-        target: ids of what the call is about, beside those in its path.
+        target: ids of what the call is about, beside those in its path; qualified ones.
         **facts: further fields of `AuditEntry`.
     """
     known: dict[str, Any] = scope["state"].setdefault(_FACTS, {"target": {}})
@@ -83,12 +82,11 @@ class AuditTrail:
         state = scope["state"]
         principal: Principal | None = state.get(PRINCIPAL)
         facts: dict[str, Any] = state.get(_FACTS, {"target": {}})
-        tenant = None if principal is None else principal.tenant
         headers = Headers(scope=scope)
         return AuditEntry(
             time=self._clock.now(),
             actor=_actor(state),
-            tenant=tenant,
+            tenant=None if principal is None else principal.tenant,
             token_id=None if principal is None else principal.token_id,
             token_name=None if principal is None else principal.name,
             address=scope["client"][0] if scope.get("client") else None,
@@ -99,7 +97,9 @@ class AuditTrail:
             status=status,
             code=state.get(ERROR_CODE),
             **{name: _short(value) for name, value in facts.items() if name != "target"},
-            target=_owned(_targets(route.names) | facts["target"], tenant),
+            target={
+                name: value[:MAX_TEXT] for name, value in (_targets(route.names, principal) | facts["target"]).items()
+            },
         )
 
 
@@ -126,21 +126,21 @@ def _actor(state: dict[str, Any]) -> AuditActor:
     return AuditActor.JOIN if JOIN_TOKEN in state else AuditActor.NOBODY
 
 
-def _targets(names: dict[str, str]) -> dict[str, str]:
-    """Return the ids in a path; the id of an exec session ends with that of its sandbox."""
+def _targets(names: dict[str, str], principal: Principal | None) -> dict[str, str]:
+    """Return the ids in a path as the caller means them: a guess at another tenant's names nothing of that tenant.
+
+    Of a caller without a valid token, who means nobody's, only ids are kept that belong to no tenant.
+    """
+    if principal is None:
+        return {name: value for name, value in names.items() if name not in TENANTS_OWN}
+    targets = {name: meant(principal, value) if name in TENANTS_OWN else value for name, value in names.items()}
     session = names.get("session_id")
-    if session is None:
-        return names
-    sandbox_id = session.split(".", 2)[2] if session.count(".") >= 2 else ""
-    return names | ({"sandbox_id": sandbox_id} if sandbox_id else {})
-
-
-def _owned(target: dict[str, str], tenant: str | None) -> dict[str, str]:
-    """Return the ids, bounded, with that of a sandbox as operators see it."""
-    bounded = {name: value[:MAX_TEXT] for name, value in target.items()}
-    if tenant is not None and "sandbox_id" in bounded:
-        bounded["sandbox_id"] = qualified_by(tenant, bounded["sandbox_id"])
-    return bounded
+    known = None if session is None else SESSION_ID.fullmatch(session)
+    if session is not None and known is not None:
+        # Its id ends with that of its sandbox.
+        sandbox_id = meant(principal, known[2])
+        targets |= {"session_id": session[: known.start(2)] + sandbox_id, "sandbox_id": sandbox_id}
+    return targets
 
 
 def _short(value: str | None) -> str | None:

@@ -5,6 +5,7 @@ what belongs to another is looked up, and missing, like anything that was never 
 An operator names every tenant's by their qualified ids.
 """
 
+import re
 from typing import Final
 
 from starlette.types import Scope
@@ -19,6 +20,8 @@ from gateway.wire.tokens import TokenScope
 from gateway.wire.usage import UsageItem, UsagePage
 
 PRINCIPAL: Final = "principal"
+SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
+"""Generation and sandbox of an exec session, from its id."""
 
 
 def caller_of(scope: Scope) -> Principal:

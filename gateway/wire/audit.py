@@ -17,6 +17,10 @@ MAX_TEXT: Final = 256
 """Characters of a text that a caller chose; the rest is left out."""
 
 
+TENANTS_OWN: Final = frozenset({"sandbox_id", "session_id", "prepare_id"})
+"""Targets that belong to a tenant: their ids are the qualified ones, in every line."""
+
+
 class AuditActor(StrEnum):
     """Who did it: the scope of a token, or one of those who have none."""
 
@@ -55,7 +59,7 @@ class AuditEntry(WireAnswer):
     event: str | None = None
     """What was done without an HTTP call, such as ``ttl``, ``node_lost`` or ``token_created``."""
     target: dict[str, str] = {}
-    """Ids of what it was about; a sandbox's is the one that operators see."""
+    """Ids of what it was about: of sandboxes, sessions and prepared capacity those that operators see."""
     status: int | None = None
     """HTTP status; null if no answer could be sent."""
     code: str | None = None
@@ -74,8 +78,9 @@ class AuditEntry(WireAnswer):
 
     def concerns(self, tenant: str) -> bool:
         """Return whether the tenant did it, or it was done to something of the tenant's."""
-        sandbox_id = self.target.get("sandbox_id")
-        return self.tenant == tenant or (sandbox_id is not None and tenant_of(sandbox_id) == tenant)
+        # Every line about a session names its sandbox as well.
+        owners = {tenant_of(self.target[name]) for name in ("sandbox_id", "prepare_id") if name in self.target}
+        return self.tenant == tenant or tenant in owners
 
 
 class AuditQuery(WireModel):

@@ -101,6 +101,45 @@ def test_tokens_are_written_by_id(gateway: HttpGateway, state_dir: Path) -> None
     assert made["token"] not in json.dumps(lines(state_dir))
 
 
+def test_one_thing_has_one_name_and_a_guess_names_nothing_of_anothers(gateway: HttpGateway, state_dir: Path) -> None:
+    def token_of(tenant: str) -> dict[str, str]:
+        request = TokenRequest(name=tenant, scope=TokenScope.CLIENT, tenant=tenant)
+        return {"Authorization": f"Bearer {gateway.loop.call(gateway.services.tokens.make(request)).token}"}
+
+    def targets(method: str, path: str, headers: dict[str, str], **options: Any) -> dict[str, str]:
+        gateway.call(method, path, headers=headers, **options)
+        found: dict[str, str] = last(state_dir)["target"]
+        return found
+
+    alpha, nobody, code = token_of("alpha"), {"Authorization": "Bearer none"}, f"exec-{'0' * 32}.1."
+    p1, s1 = {"prepare_id": "alpha..p1"}, {"sandbox_id": "alpha..s1"}
+    for path in ("/v1/capacity/prepare", "/v1/builders/prepare"):
+        body = {"id": "p1", "count": 1, **({} if "builders" in path else {"cpus": 1})}
+        assert targets("POST", path, alpha, json=body) == p1
+        assert targets("DELETE", f"{path}/p1", alpha) == targets("DELETE", f"{path}/alpha..p1", gateway.operator) == p1
+        assert targets("DELETE", f"{path}/beta..p1", alpha) == {"prepare_id": "alpha..beta..p1"}
+        assert targets("DELETE", f"{path}/beta..p1", gateway.client) == {"prepare_id": "default..beta..p1"}
+        assert targets("DELETE", f"{path}/beta..p1", nobody) == {}
+    assert targets("POST", "/v1/sandboxes", alpha, json={"id": "s1", "image": "alpine"}) == s1
+    operators = targets("DELETE", "/v1/sandboxes/alpha..s1", gateway.operator)
+    assert operators == targets("DELETE", "/v1/sandboxes/s1", alpha) == s1
+    assert targets("DELETE", "/v1/sandboxes/beta..s1", alpha) == {"sandbox_id": "alpha..beta..s1"}
+    assert targets("DELETE", "/v1/sandboxes/beta..s1", nobody) == {}
+    for said in ("s1", "alpha..s1"):
+        assert targets("POST", f"/v1/exec/{code}{said}/close-stdin", alpha) == s1 | {"session_id": f"{code}alpha..s1"}
+    guess = targets("POST", f"/v1/exec/{code}beta..s1/close-stdin", alpha)
+    assert guess == {"session_id": f"{code}alpha..beta..s1", "sandbox_id": "alpha..beta..s1"}
+    assert targets("POST", "/v1/exec/beta..s1/close-stdin", alpha) == {"session_id": "alpha..beta..s1"}
+    assert targets("POST", f"/v1/exec/{code}beta..s1/close-stdin", nobody) == {}
+
+    def page(tenant: str) -> Any:
+        return gateway.call("GET", f"/v1/audit?tenant={tenant}&limit=1000", headers=gateway.operator).json()["entries"]
+
+    assert page("beta") == []
+    by_operator = [entry["target"] for entry in page("alpha") if entry["actor"] == "operator"]
+    assert by_operator == [p1, p1, s1]
+
+
 def test_no_client_can_forge_a_line(gateway: HttpGateway, state_dir: Path) -> None:
     before = len(lines(state_dir))
     forged = "x%0A%7B%22actor%22%3A%22operator%22%7D%E2%80%A8%1B%5B2J"

@@ -3,7 +3,6 @@
 Query strings are models: unknown keys and wrong values are refused as in bodies.
 """
 
-import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal, TypeVar
@@ -24,7 +23,7 @@ from starlette.types import Scope
 from gateway import errors
 from gateway.errors import ApiError
 from gateway.http.responses import from_validation, invalid_request
-from gateway.http.tenancy import caller_of, meant
+from gateway.http.tenancy import SESSION_ID, caller_of, meant
 from gateway.node_client import NodeClient
 from gateway.services.assembly import Services
 from gateway.services.tokens import Principal
@@ -35,7 +34,6 @@ from gateway.wire.tenants import TenantName, is_id, is_qualified
 from gateway.wire.usage import UsageBy, UsageQuery
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
-_SESSION_ID: Final = re.compile(r"exec-[0-9a-f]{32}\.([1-9][0-9]{0,17})\.(.+)")
 
 
 def new_router(tag: str) -> APIRouter:
@@ -118,7 +116,7 @@ def parse_session_id(scope: Scope, text: str) -> SessionId:
     Raises:
         ApiError: ``EXEC_NOT_FOUND``: no session can have that id; ``SANDBOX_NOT_FOUND``: it is another tenant's.
     """
-    found = _SESSION_ID.fullmatch(text)
+    found = SESSION_ID.fullmatch(text)
     if found is None or not is_qualified(found[2]):
         raise ApiError(
             ErrorCode.EXEC_NOT_FOUND,

@@ -64,7 +64,12 @@ async def create_sandbox(
     takes longer than `wait_seconds` continues after its retryable answer, which says what it waits for.  Without an
     `id` the service generates one, and a create that is refused, or whose client leaves, leaves nothing behind.
     """
-    add_facts(request.scope, target={"sandbox_id": spec.id}, image=spec.image, spec_sha256=spec.sha256())
+    add_facts(
+        request.scope,
+        target={"sandbox_id": qualified(caller.tenant, spec.id)},
+        image=spec.image,
+        spec_sha256=spec.sha256(),
+    )
     policies = parts.services.policies
     terms = CreateTerms(
         tenant=caller.tenant,
