@@ -16,7 +16,7 @@ from typing import Final
 from gateway.wire.limits import MIB
 from node_agent.host import bpf
 from node_agent.host.devices import DeviceRule
-from node_agent.host.process import readable
+from node_agent.host.process import open_process, readable, send
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 100_000  # the kernel's default
@@ -55,11 +55,18 @@ class Cgroup:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def pids(self) -> set[int]:
-        """Return the host pids of everything in it: the engine's processes for this sandbox, and nothing else."""
+        """Return the host pids of everything in it: the engine's processes for this sandbox, and nothing else.
+
+        Raises:
+            OSError: it cannot be read, which is no proof that it is empty.
+        """
         found: set[int] = set()
         for directory in self._directories():
-            with contextlib.suppress(OSError):  # it may go while we look
+            try:
                 found |= {int(line) for line in (directory / "cgroup.procs").read_text().split()}
+            except OSError as error:  # it may go while we look
+                if error.errno not in _GROUP_IS_GONE:
+                    raise
         return found
 
     def oom_kills(self) -> int:
@@ -171,8 +178,10 @@ class Cgroup:
         return True
 
     def _end(self, pids: list[int], deadline: float) -> bool:
-        handles = [handle for pid in pids if (handle := _kill(pid)) is not None]
+        handles = self._opened(pids)
         try:
+            for handle in handles:
+                send(handle, signal.SIGKILL)
             while True:
                 # With version 1 a frozen task dies only when it is let go; it does nothing else any more.
                 self.thaw()
@@ -183,6 +192,22 @@ class Cgroup:
         finally:
             for handle in handles:
                 os.close(handle)
+
+    def _opened(self, pids: list[int]) -> list[int]:
+        """Return pidfds of those that are in it still.
+
+        Whoever waited for one process meanwhile has numbers of others that ended with it, and the host deals them out
+        again: a number that is seen here behind its handle is the handle's.
+        """
+        opened: dict[int, int] = {}
+        inside: set[int] = set()
+        try:
+            opened = {pid: handle for pid in pids if (handle := open_process(pid)) is not None}
+            inside = self.pids()
+        finally:
+            for pid in opened.keys() - inside:
+                os.close(opened[pid])
+        return [handle for pid, handle in opened.items() if pid in inside]
 
     def remove(self) -> bool:
         """Remove the empty group; return whether there was one.  A group with processes stays."""
@@ -299,17 +324,6 @@ def _remove(directory: Path) -> bool:
     except OSError:  # not there, or still in use: the next sweep sees it again
         return False
     return True
-
-
-def _kill(pid: int) -> int | None:
-    """Kill through a handle, so that a pid used again cannot be hit later; return ``None`` when it is gone already."""
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return None
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-    return handle
 
 
 def _all_ended(handles: list[int], deadline: float) -> bool:

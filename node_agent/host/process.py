@@ -5,16 +5,18 @@ readable at the moment of the end.
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, Final, Protocol
 
 DEFAULT_TIMEOUT: Final = 15.0
 _KILL_TIMEOUT: Final = 5.0  # SIGKILL acts at once, except on a process that hangs inside the host's kernel
 _MAX_OUTPUT: Final = 16 * 1024 * 1024
+_NO_PROCESS: Final = (errno.ESRCH, errno.EINVAL)  # nobody has the pid; a thread has it
 
 
 class CommandError(Exception):
@@ -114,6 +116,42 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
     if process.returncode is None:  # otherwise the number may be another process's by now
         os.killpg(process.pid, signal.SIGKILL)
         ended_within(process, _KILL_TIMEOUT)
+
+
+def open_process(pid: int) -> int | None:
+    """Return a pidfd of whoever has this pid now; ``None`` where nobody has it."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in _NO_PROCESS:
+            raise
+        return None
+
+
+@contextlib.contextmanager
+def pinned(pid: int, is_meant: Callable[[], bool]) -> Iterator[int | None]:
+    """Yield a pidfd of the process that has this pid; ``None`` where it has ended.
+
+    Hosts deal pids out again, a busy one within seconds: what was known of a pid before is of another process by now.
+
+    Args:
+        pid: its number on the host.
+        is_meant: asked once the handle is open: whether whoever has the pid is the process that is meant.
+    """
+    handle = open_process(pid)
+    if handle is None:
+        yield None
+        return
+    try:
+        yield handle if is_meant() else None
+    finally:
+        os.close(handle)
+
+
+def send(handle: int, number: int) -> None:
+    """Send a signal to the process behind a pidfd; nothing happens once it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(handle, number)
 
 
 def _memory_file() -> BinaryIO:

@@ -1,10 +1,10 @@
 """This node's containers, as Docker has them."""
 
 import contextlib
-import os
 import re
 import signal
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import requests
@@ -14,6 +14,7 @@ from gateway.wire.sandboxes import Isolation
 from gateway.wire.states import DeathReason
 from node_agent.host import cgroup
 from node_agent.host.cgroup import Cgroup
+from node_agent.host.process import pinned, send
 from node_agent.runtime.base import Death, EngineState
 from node_agent.runtime.docker_engine import container_config, host_files
 from node_agent.runtime.docker_engine.client import Api, calling
@@ -114,17 +115,19 @@ class Containers:
         container, pid = inspected["Id"], inspected["State"]["Pid"]
         if not pid:
             return
-        if inspected["State"]["Paused"]:
-            with contextlib.suppress(APIError):  # gVisor answers a kill only after a while when it is paused
-                self._api.client.unpause(container)
-        try:
-            self._api.client.kill(container)
-            self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
-        except (APIError, requests.RequestException):
-            # It has ended by itself, or it hangs and does not answer the engine: its process on the host always does.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
+        with pinned(pid, lambda: _is_of(pid, container)) as handle:
+            if inspected["State"]["Paused"]:
+                with contextlib.suppress(APIError):  # gVisor answers a kill only after a while when it is paused
+                    self._api.client.unpause(container)
+            try:
+                self._api.client.kill(container)
+                self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
+            except (APIError, requests.RequestException):
+                # It has ended by itself, or it hangs and does not answer the engine: its process on the host always
+                # does.
+                if handle is not None:
+                    send(handle, signal.SIGKILL)
+                self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
 
     def _listed(self, *labels: str) -> list[dict[str, Any]]:
         with calling("containers"):
@@ -132,6 +135,14 @@ class Containers:
                 all=True, filters={"label": [f"{container_config.LABEL}={self._tag}", *labels]}
             )
         return found
+
+
+def _is_of(pid: int, container: str) -> bool:
+    """Return whether the host's process of that number is in the container's control group."""
+    try:
+        return container in Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:  # it has ended
+        return False
 
 
 def state(inspected: dict[str, Any]) -> EngineState:

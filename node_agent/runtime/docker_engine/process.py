@@ -10,6 +10,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,6 +19,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.host.process import pinned, send
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 from node_agent.runtime.docker_engine import scripts
 from node_agent.runtime.docker_engine.client import UpgradedStream
@@ -279,11 +281,30 @@ class InsideSignaller:
 
 @dataclass(frozen=True)
 class _HostProcess:
+    """A process as the host has it; ``started`` is when, in ticks of the host, which tells those of one pid apart."""
+
     pid: int
     parent: int
     group: int
     session: int
     inner_pid: int
+    started: int
+
+    def pinned(self) -> AbstractContextManager[int | None]:
+        """Yield a pidfd of this very process; ``None`` where it has ended."""
+        return pinned(self.pid, self._is_there)
+
+    def send(self, number: int) -> None:
+        """Send it a signal; nothing happens once it has ended, whoever has its pid by then."""
+        with self.pinned() as handle:
+            if handle is not None:
+                send(handle, number)
+
+    def _is_there(self) -> bool:
+        try:
+            return _read(Path("/proc") / str(self.pid)).started == self.started
+        except OSError:  # it has just ended
+            return False
 
 
 class HostSignaller:
@@ -300,28 +321,29 @@ class HostSignaller:
         """Send a signal to a process group."""
         leader = self._leader(list(self._all()), group)
         if leader is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(leader.group, number)
+            with leader.pinned() as handle, contextlib.suppress(ProcessLookupError):
+                if handle is not None:
+                    os.killpg(leader.group, number)
 
     def kill_tree(self, leader: int) -> None:
         """Send SIGKILL to the leader's group, its session and every descendant."""
         found = self._leader(list(self._all()), leader)
         if found is None:
             return
-        seen: set[int] = set()
-        new = {found.pid}
+        seen: dict[int, _HostProcess] = {}
+        new = {found.pid: found}
         while new:
             # Stopped at once, so that nothing is forked behind the search.
-            for pid in new:
-                _send(pid, signal.SIGSTOP)
+            for process in new.values():
+                process.send(signal.SIGSTOP)
             seen |= new
             new = {
-                process.pid
+                process.pid: process
                 for process in self._all()
-                if seen & {process.parent, process.group, process.session} and process.pid not in seen
+                if seen.keys() & {process.parent, process.group, process.session} and process.pid not in seen
             }
-        for pid in seen:
-            _send(pid, signal.SIGKILL)
+        for process in seen.values():
+            process.send(signal.SIGKILL)
 
     def _leader(self, processes: list[_HostProcess], inner_pid: int) -> _HostProcess | None:
         return next((process for process in processes if process.inner_pid == inner_pid), None)
@@ -348,9 +370,5 @@ def _read(entry: Path) -> _HostProcess:
         group=int(fields[2]),
         session=int(fields[3]),
         inner_pid=int(status.split()[-1]),
+        started=int(fields[19]),
     )
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
 from node_agent.host.cgroup import Cgroup
+from node_agent.host.process import pinned
 from node_agent.host.volume import Volume
 from node_agent.runtime.base import Stream
 from node_agent.runtime.runsc.control import Control
@@ -142,25 +144,24 @@ class SandboxPaths:
         """
         if pid is None:
             return None
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return None
-        if pid in self.cgroup.pids():
-            return handle
-        os.close(handle)
-        return None
+        with pinned(pid, lambda: pid in self.cgroup.pids()) as handle:
+            return None if handle is None else os.dup(handle)
 
     def gofer_handle(self) -> int | None:
         """Return a pidfd of the process that serves the sandbox's files; ``None`` when it does not run."""
         for pid in sorted(self.cgroup.pids()):
-            with contextlib.suppress(OSError):  # it ended meanwhile
-                handle = os.pidfd_open(pid)
-                # Read behind the handle, so that it is this process that has the name.
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_GOFER):
-                    return handle
-                os.close(handle)
+            # Asked behind the handle, so that it is this process that has the name.
+            with pinned(pid, partial(self._is_gofer, pid)) as handle:
+                if handle is not None:
+                    return os.dup(handle)
         return None
+
+    def _is_gofer(self, pid: int) -> bool:
+        try:
+            named = Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_GOFER)
+        except OSError:  # it has ended
+            return False
+        return named and pid in self.cgroup.pids()
 
     def alive(self, pid: int | None) -> bool:
         """Return whether the sandbox's kernel runs."""
