@@ -135,14 +135,24 @@ def policy_denied(subject: str, tenant: str, violations: Sequence[Violation]) ->
 
 
 def quota_exceeded(tenant: str, excess: Excess) -> ApiError:
-    """Refuse what a tenant's quota leaves no room for, until something that the tenant has ends."""
+    """Refuse what a tenant's quota leaves no room for, until something that the tenant has ends, or never."""
     limit, used, asked = (f"{amount:.12g}" for amount in (excess.limit, excess.used, excess.asked))
-    problem = f"{used} of {limit} in use, {asked} more asked for"
+    if excess.alone:
+        conflict = f"and this alone asks for {asked}; ask for less"
+    else:
+        conflict = f"and has {used}, which leaves no room for {asked} more; delete what is no longer needed"
     return ApiError(
         ErrorCode.QUOTA_EXCEEDED,
-        f"tenant {tenant} may have {limit} {excess.unit} and has {used}, so {asked} more are refused; delete what is no"
-        f" longer needed, or ask the operator to raise {excess.where}",
-        fields=[FieldError(field=excess.key, problem=problem, allowed=limit, where=excess.where)],
+        f"tenant {tenant} may have {excess.amount(excess.limit)} {conflict}, or ask the operator to raise"
+        f" {excess.where}",
+        fields=[
+            FieldError(
+                field=excess.key,
+                problem=f"{used} of {limit} in use, {asked} more asked for",
+                allowed=limit,
+                where=excess.where,
+            )
+        ],
     )
 
 
@@ -152,7 +162,7 @@ def creates_too_fast(tenant: str, quota: Quota, wait_seconds: float | None) -> A
     cure = "ask the operator to raise" if wait_seconds is None else "try again later, or ask the operator to raise"
     return ApiError(
         ErrorCode.QUOTA_EXCEEDED,
-        f"tenant {tenant} may create {limit} sandboxes a second; {cure} {where}",
+        f"tenant {tenant} may create {limit} {'sandbox' if limit == '1' else 'sandboxes'} a second; {cure} {where}",
         retryable=wait_seconds is not None,
         retry_after=wait_seconds,
         fields=[FieldError(field="creates_per_second", problem="more were sent", allowed=limit, where=where)],

@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from gateway.client import GatewayError, GatewayUnreachableError
+from gateway.wire.errors import ErrorCode
 from gateway.wire.text import printable
 from ucloud_sandboxes_sdk import AuthenticationError, SandboxApiError, TransportError
 from ucloud_sandboxes_sdk.client import TOKEN_VARIABLE, URL_VARIABLE
@@ -48,12 +49,20 @@ def client_errors(failure: type[click.ClickException] = click.ClickException) ->
     except AuthenticationError as error:
         raise failure(printable(f"{error} (token from --token-file or {TOKEN_VARIABLE})")) from error
     except (SandboxApiError, GatewayError, GatewayUnreachableError) as error:
-        hint = f"; is the service running, and is {URL_VARIABLE} (or --url) its URL?" if never_sent(error) else ""
-        raise failure(printable(f"{error}{hint}")) from error  # one line, whatever the service wrote
+        raise failure(printable(f"{error}{_hint(error)}")) from error  # one line, whatever the service wrote
     except OSError as error:
         raise failure(os_error_text(error)) from error
     except ValueError as error:
         raise failure(str(error)) from error
+
+
+def _hint(error: Exception) -> str:
+    """Return what to do next, where the error alone does not say it."""
+    if never_sent(error):
+        return f"; is the service running, and is {URL_VARIABLE} (or --url) its URL?"
+    if isinstance(error, GatewayError) and error.code in {ErrorCode.FORBIDDEN, ErrorCode.UNAUTHORIZED}:
+        return "; name a file with an operator's token with --token-file"
+    return ""
 
 
 def never_sent(error: Exception) -> bool:

@@ -78,7 +78,7 @@ class Spread(BaseModel):
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
         if self.least > self.most:
-            raise ValueError(f"'least' is {self.least:g}, more than 'most', which is {self.most:g}")
+            raise ValueError(f"'least' is {self.least:.12g}, more than 'most', which is {self.most:.12g}")
         return self
 
     def draw(self, chance: random.Random) -> float:

@@ -94,7 +94,7 @@ def _one_of(field: str, value: str | None, allowed: Iterable[str], where: str) -
 
 def _at_most(field: str, value: float, most: float | None, where: str) -> Iterator[Violation]:
     if most is not None and value > most:
-        yield Violation(field, f"{value:g}", f"at most {most:g}", where)
+        yield Violation(field, f"{value:.12g}", f"at most {most:.12g}", where)
 
 
 def _engine(asked: SandboxSpec | PrepareRequest, policy: Policy) -> Iterator[Violation]:

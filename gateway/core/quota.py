@@ -15,14 +15,18 @@ from gateway.wire.resources import Shape
 
 _ROUNDING: Final = 1e-9
 
-_STANDING: Final = (
-    ("sandboxes", "slots", "sandboxes"),
-    ("cpus", "cpus", "cores"),
-    ("memory_mb", "memory_mb", "MiB of memory"),
-    ("disk_mb", "disk_mb", "MiB of disk"),
-    ("gpus", "gpus", "GPUs"),
+Unit = tuple[str, str]
+"""Its name for people where there is one of it, and where there are more."""
+
+_STANDING: Final[tuple[tuple[str, str, Unit], ...]] = (
+    ("sandboxes", "slots", ("sandbox", "sandboxes")),
+    ("cpus", "cpus", ("core", "cores")),
+    ("memory_mb", "memory_mb", ("MiB of memory", "MiB of memory")),
+    ("disk_mb", "disk_mb", ("MiB of disk", "MiB of disk")),
+    ("gpus", "gpus", ("GPU", "GPUs")),
 )
-"""Key of the quota, field of a shape, and the unit for people."""
+"""Key of the quota, field of a shape, and the unit."""
+_PREPARED: Final[Unit] = ("prepared unit", "prepared units")
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,21 @@ class Excess:
 
     key: str
     """Of the quota."""
-    unit: str
+    unit: Unit
     limit: float
     used: float
     asked: float
     where: str
     """Where the limit is set, for people."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether what is asked for breaks the limit by itself, so that nothing that ends would help."""
+        return self.asked > self.limit + _ROUNDING
+
+    def amount(self, number: float) -> str:
+        """Return a number of its unit, for people."""
+        return f"{number:.12g} {self.unit[number != 1]}"
 
 
 def claim_excess(quota: Quota, used: Shape, more: Shape) -> Excess | None:
@@ -54,7 +67,7 @@ def units_excess(quota: Quota, used: int, more: int) -> Excess | None:
     limit = quota.prepared_units
     if limit is None or used + more <= limit:
         return None
-    return Excess("prepared_units", "prepared units", limit, used, more, quota.where("prepared_units"))
+    return Excess("prepared_units", _PREPARED, limit, used, more, quota.where("prepared_units"))
 
 
 def asked_by(sandbox: Sandbox) -> Shape:

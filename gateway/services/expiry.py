@@ -156,7 +156,7 @@ class Reaper:
             return
         now, lease = self._clock.now(), self._settings.pending_lease
         message = (
-            f"sandbox {sandbox_id} found no room, and nobody asked for it again within {lease:g} s; create it again"
+            f"sandbox {sandbox_id} found no room, and nobody asked for it again within {lease:.12g} s; create it again"
         )
 
         def fn(session: Session) -> Written[bool]:

@@ -60,7 +60,7 @@ class ExecOutcome:
     @classmethod
     def expired(cls, seconds: float, *, note: str = "") -> Self:
         """Return the outcome of a process that was killed after ``seconds``, its timeout."""
-        sentence = f"killed: it ran longer than its timeout of {seconds:g} s{note}"
+        sentence = f"killed: it ran longer than its timeout of {seconds:.12g} s{note}"
         return cls(ExecStatus.FAILED, EXIT_TIMEOUT, timed_out=True, error=sentence)
 
     @classmethod

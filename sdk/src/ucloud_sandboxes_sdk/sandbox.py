@@ -94,7 +94,7 @@ class _Create:
                 if not may_retry(error, safe=True) or silence.remaining() <= 0:
                     raise
                 if delay >= deadline.remaining():
-                    error.add_note(f"gave up after {self._timeout_seconds:g} s")
+                    error.add_note(f"gave up after {self._timeout_seconds:.12g} s")
                     raise
                 if self._on_progress:
                     self._on_progress(CreateProgress(self._id, time.monotonic() - started, delay, error))

@@ -1,6 +1,8 @@
 """The gateway's error and its body."""
 
-from gateway.errors import ApiError
+from gateway.core.policy import Quota
+from gateway.core.quota import claim_excess
+from gateway.errors import ApiError, quota_exceeded
 from gateway.wire.errors import ErrorBody, ErrorCode
 from gateway.wire.resources import Shape
 
@@ -22,3 +24,11 @@ def test_a_body_becomes_the_same_error() -> None:
     original = ApiError(ErrorCode.DISK_FULL, "full", retryable=True, sandbox_id="a", state="failed")
     again = ApiError.from_body(original.body(), retry_after=3)
     assert (again.body(), again.retry_after) == (original.body(), 3)
+
+
+def test_a_request_above_a_quota_is_not_told_to_delete_anything() -> None:
+    quota, room = Quota(cpus=2), Shape(cpus=1)
+    alone, late = claim_excess(quota, room, Shape(cpus=4)), claim_excess(quota, room, Shape(cpus=2))
+    assert alone is not None and late is not None
+    assert "delete" not in quota_exceeded("acme", alone).message
+    assert "delete" in quota_exceeded("acme", late).message

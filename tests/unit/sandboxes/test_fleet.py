@@ -2,7 +2,8 @@
 
 import json
 
-from tests.fakes.gateway import Gateway, Reply
+from gateway.wire.errors import ErrorCode
+from tests.fakes.gateway import Gateway, Reply, error
 from tests.unit.sandboxes.cli_process import Cli
 
 
@@ -76,3 +77,10 @@ def test_nodes_prints_table_or_json(cli: Cli, gateway: Gateway) -> None:
     row = cli("nodes")[1].decode().splitlines()[1].split()
     assert row == ["node-1", "ready", "cpu", "1/100", "0.5/2", "512M/4G", "0M/10G", "0/0", "runsc(gvisor)", "never"]
     assert json.loads(cli("nodes", "--json")[1])[0]["id"] == "node-1"
+
+
+def test_nodes_with_a_clients_token_says_which_one_is_needed(cli: Cli, gateway: Gateway) -> None:
+    gateway.next("GET", "/v1/nodes", error(ErrorCode.FORBIDDEN, "not with this token"))
+    code, out, err = cli("nodes")
+    assert (code, out) == (1, b"")
+    assert err.startswith("error: not with this token") and "--token-file" in err

@@ -140,3 +140,8 @@ def test_a_refusal_says_what_is_allowed_and_where_that_is_set() -> None:
         ("cpus", "at most 2", "policy.toml [tenants.acme.policy] max_cpus"),
         ("isolation", "'gvisor'", "policy.toml [tenants.acme.policy] isolations"),
     ]
+
+
+def test_large_amounts_are_written_out() -> None:
+    (found,) = check(spec(ttl_seconds=10_000_000), Policy(max_ttl_seconds=9_999_999))
+    assert (found.value, found.allowed) == ("10000000", "at most 9999999")

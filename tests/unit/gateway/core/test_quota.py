@@ -25,6 +25,23 @@ def test_a_limit_may_be_reached_and_not_passed() -> None:
     assert (excess.key, excess.limit, excess.asked) == ("cpus", 1.0, 0.1)
 
 
+def test_a_request_above_the_limit_itself_is_told_from_one_that_comes_too_late() -> None:
+    late = claim_excess(Quota(cpus=1.0), Shape(cpus=1), Shape(cpus=1))
+    alone = claim_excess(Quota(cpus=1.0), Shape(cpus=0.5), Shape(cpus=2))
+    units = units_excess(Quota(prepared_units=1), 0, 2)
+    assert [found.alone for found in (late, alone, units) if found is not None] == [False, True, True]
+
+
+def test_an_amount_agrees_with_its_unit() -> None:
+    excess = claim_excess(Quota(sandboxes=1), Shape(slots=1), Shape(slots=1))
+    assert excess is not None
+    assert (excess.amount(1), excess.amount(2), excess.amount(1e7)) == (
+        "1 sandbox",
+        "2 sandboxes",
+        "10000000 sandboxes",
+    )
+
+
 def test_what_asks_for_nothing_of_a_kind_is_not_refused_for_it() -> None:
     assert claim_excess(Quota(gpus=0, disk_mb=0), Shape(gpus=4, disk_mb=4), Shape(cpus=1)) is None
 
