@@ -1,9 +1,11 @@
 """All services of one gateway, put together and run."""
 
+import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import IO, Self
+from typing import IO, Final, Self
 
 from sqlmodel import Session
 
@@ -28,14 +30,57 @@ from gateway.services.tokens import TokenService
 from gateway.services.unit_of_work import Peers, UnitOfWork
 from gateway.services.usage import UsageService
 from gateway.settings import GatewaySettings
-from gateway.store import nodes, sandboxes, tokens
+from gateway.store import nodes, sandboxes
 from gateway.store.audit_files import AuditFiles
 from gateway.store.db import Database
 from gateway.wire import limits
+from gateway.wire.errors import ErrorCode
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.states import ENDED, SandboxState
 
 log = logging.getLogger(__name__)
+
+
+READY_SECONDS: Final = 1.0
+"""For so long the answer of one probe is everybody's."""
+READY_WAIT: Final = 2.0
+"""Seconds that a probe is waited for: a balancer does not wait much longer."""
+
+
+class Readiness:
+    """Tries whether the store takes a write: one probe at a time, however many ask."""
+
+    def __init__(self, db: Database, background: Background, clock: AsyncClock) -> None:
+        self._db = db
+        self._background = background
+        self._clock = clock
+        self._probe: asyncio.Task[ApiError | None] | None = None
+        self._ended = -math.inf
+
+    async def check(self) -> None:
+        """Return when a write was taken, `READY_SECONDS` ago at most.
+
+        Raises:
+            ApiError: as `Database.probe`; ``BUSY`` also when nothing was taken within `READY_WAIT`.
+        """
+        probe = self._probe
+        if probe is None or (probe.done() and self._clock.monotonic() >= self._ended + READY_SECONDS):
+            probe = self._probe = self._background.start(self._try(), "readiness")
+        done, _ = await asyncio.wait({probe}, timeout=READY_WAIT)
+        if not done:
+            message = f"the gateway's database has taken no write for {READY_WAIT:g} s; try again"
+            raise ApiError(ErrorCode.BUSY, message, retry_after=READY_WAIT)
+        if (refusal := probe.result()) is not None:
+            raise refusal
+
+    async def _try(self) -> ApiError | None:
+        try:
+            await self._db.probe()
+        except ApiError as error:
+            return error
+        finally:
+            self._ended = self._clock.monotonic()
+        return None
 
 
 @dataclass(frozen=True)
@@ -50,6 +95,7 @@ class Internals:
     node_monitor: NodeMonitor
     activity: Activity
     peers: Peers
+    readiness: Readiness
 
     def subscribe(self) -> None:
         """Subscribe everything that reacts to changes of sandboxes, but for `Activity`."""
@@ -95,12 +141,12 @@ class Services:
     internals: Internals
 
     async def ready(self) -> None:
-        """Return when the store answers.
+        """Return when the store takes a write, or has taken one a moment ago.
 
         Raises:
             ApiError: ``BUSY`` or ``DISK_FULL``.
         """
-        await self.internals.db.read(lambda session: tokens.get(session, ""))
+        await self.internals.readiness.check()
 
     async def __aenter__(self) -> Self:
         """Start: unsettled sandboxes get their controllers again, nodes their full grace period."""
@@ -168,6 +214,7 @@ def build(
         raise
     context = _context(db, secret, orders, clock, new_id)
     uow = context.uow
+    peers, readiness = Peers(uow, clock, settings), Readiness(db, context.background, clock)
     activity = Activity(db, clock)
     reaper = Reaper(uow, activity, clock, settings)
     heartbeat_limits = HeartbeatLimits(settings.unreachable_after, settings.lost_after)
@@ -183,9 +230,7 @@ def build(
         bundle=BundleService(settings.bundle_path),
         audit=AuditLog(audit_files(settings), clock),
         usage=UsageService(db),
-        internals=Internals(
-            db, lock, context, Controllers(context), reaper, node_monitor, activity, Peers(uow, clock, settings)
-        ),
+        internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, peers, readiness),
     )
 
 

@@ -5,12 +5,10 @@ code. A function that is handed to `Database.write` or `Database.read` runs on a
 in one transaction, and never touches the event loop.
 """
 
-import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -19,20 +17,43 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, CursorResult, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy import (
+    URL,
+    ColumnClause,
+    Connection,
+    CursorResult,
+    Engine,
+    column,
+    create_engine,
+    event,
+    make_url,
+    table,
+    text,
+    update,
+)
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlmodel import Session
 
-from gateway.errors import ApiError, StoreError
-from gateway.wire.errors import ErrorCode
+from gateway.errors import StoreError
+from gateway.store import calls, failures
+from gateway.store.calls import BoundedCalls
+from gateway.wire import postgresql
+from gateway.wire.postgresql import PATIENCE, Patience
 
 T = TypeVar("T")
 
 READERS: Final = 4
 ATTEMPTS: Final = 10
 BUSY_TIMEOUT_MS: Final = 10_000
+MIGRATION_SECONDS: Final = 60
+"""For another gateway's migration, which the start of this one waits for."""
 PLACEMENT_LOCK: Final = 0x5A17_B0C5
 """Key of the PostgreSQL advisory lock under which placement is decided; any number will do."""
+
+
+_POOLED: Final = "pooled"
+"""Key of what is known of a connection: whether it leads to a pooler."""
 
 
 class StaleError(Exception):
@@ -42,31 +63,36 @@ class StaleError(Exception):
 class Database:
     """An open database with the present schema."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, patience: Patience = PATIENCE) -> None:
         self._engine = engine
         self._name = uuid4().hex
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-write")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="store-read")
+        seconds = patience.call if self.shared else None
+        self._writer = BoundedCalls(1, "store-write", seconds)
+        self._readers = BoundedCalls(READERS, "store-read", seconds)
 
     @classmethod
-    def open(cls, url: str) -> "Database":
+    def open(cls, url: str, patience: Patience = PATIENCE) -> "Database":
         """Open the database at this SQLAlchemy URL, make it if it is a missing SQLite file, and migrate it.
+
+        Args:
+            url: of the database.
+            patience: how long anything may take on PostgreSQL.
 
         Raises:
             StoreError: unreachable, not writable, full disk, or written by a newer version.
         """
-        engine = make_engine(url)
+        engine = make_engine(url, patience)
         try:
             with engine.begin() as connection:
-                lock_placement(connection)  # holds off another gateway's migration; on SQLite the transaction does
+                _wait_for_migrations(connection)
                 migrate(connection)
         except DBAPIError as error:
             engine.dispose()
-            raise StoreError(f"database {engine.url.render_as_string()}: {_why_unusable(error)}") from error
+            raise StoreError(f"database {engine.url.render_as_string()}: {failures.why_unusable(error)}") from error
         except StoreError:
             engine.dispose()
             raise
-        return cls(engine)
+        return cls(engine, patience)
 
     async def write(self, fn: Callable[[Session], T]) -> T:
         """Run ``fn`` in a transaction that is committed when it returns, and return its answer.
@@ -81,6 +107,21 @@ class Database:
     async def read(self, fn: Callable[[Session], T]) -> T:
         """Run ``fn`` in a transaction of its own, beside the writer. Raises as `write`."""
         return await self._run(self._readers, fn)
+
+    async def probe(self) -> None:
+        """Return once a write was committed, which changes nothing.
+
+        It takes the lock without which nothing is placed, and touches the row that says which schema this is.
+
+        Raises:
+            ApiError: as `write`, and ``BUSY`` where another version has changed the schema.
+        """
+        await self.write(_touch)
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL, with its password."""
+        return self._engine.url.render_as_string(hide_password=False)
 
     @property
     def shared(self) -> bool:
@@ -106,34 +147,54 @@ class Database:
 
     def close(self) -> None:
         """Wait for what runs and close all connections."""
-        self._writer.shutdown()
-        self._readers.shutdown()
+        self._writer.close()
+        self._readers.close()
         self._engine.dispose()
 
-    async def _run(self, executor: ThreadPoolExecutor, fn: Callable[[Session], T]) -> T:
-        read_only = executor is self._readers
-        return await asyncio.get_running_loop().run_in_executor(executor, self._in_session, fn, read_only)
+    async def _run(self, threads: BoundedCalls, fn: Callable[[Session], T]) -> T:
+        return await threads.run(partial(self._in_session, fn, threads is self._readers))
 
     def _in_session(self, fn: Callable[[Session], T], read_only: bool) -> T:
         engine = self._engine.execution_options(read_only=read_only)
         for _ in range(ATTEMPTS):
+            committing = False
             try:
                 with Session(engine, expire_on_commit=False) as session:
                     answer = fn(session)
+                    committing = True
                     session.commit()
                     return answer
-            except (StaleError, IntegrityError):
-                # Another process on the same PostgreSQL was quicker; on SQLite the write lock rules it out.
+            except StaleError:
                 continue
-            except DBAPIError as error:
-                raise _in_use_error(error) from error
-        raise ApiError(ErrorCode.BUSY, "the gateway's database is too busy for this change; try again", retry_after=1)
+            except SQLAlchemyError as error:
+                # What was lost before its commit was not done. Of a commit that was lost nobody knows.
+                if failures.runs_again(error, committing=committing) and not calls.is_cut():
+                    continue
+                raise failures.refusal(error) from error
+        raise failures.too_busy()
 
 
 def lock_placement(connection: Connection) -> None:
     """Hold off every other placement (and migration) on this database until the transaction ends."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": PLACEMENT_LOCK})
+
+
+def _wait_for_migrations(connection: Connection) -> None:
+    """Hold off another gateway's migration, or wait for it; on SQLite the transaction does."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{MIGRATION_SECONDS}s'")
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    lock_placement(connection)
+
+
+def _touch(session: Session) -> None:
+    lock_placement(session.connection())
+    version: ColumnClause[str] = column("version_num")
+    versions = table("alembic_version", version)
+    touched = session.execute(update(versions).where(version == schema_version()).values(version_num=version))
+    if affected(touched) != 1:
+        raise failures.other_schema()
 
 
 def affected(result: Any) -> int:
@@ -145,7 +206,7 @@ def affected(result: Any) -> int:
 # -- opening ----------------------------------------------------------------------------------------------------------
 
 
-def make_engine(url: str) -> Engine:
+def make_engine(url: str, patience: Patience = PATIENCE) -> Engine:
     """Return an engine with the settings that this store needs, not yet connected.
 
     Raises:
@@ -155,12 +216,7 @@ def make_engine(url: str) -> Engine:
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() != "sqlite":
-        try:
-            return create_engine(parsed, pool_size=READERS + 1, pool_pre_ping=True)
-        except ModuleNotFoundError as error:
-            raise StoreError(
-                f"database {parsed.render_as_string()}: the driver {error.name} is not installed"
-            ) from error
+        return _make_postgresql_engine(parsed, patience)
     _make_private(parsed.database)
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_MS / 1000})
     event.listen(engine, "connect", _on_sqlite_connect)
@@ -174,11 +230,9 @@ def migrate(connection: Connection) -> None:
     Raises:
         StoreError: the database was written by a newer version.
     """
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
+    config = _config()
     config.attributes["connection"] = connection
-    script = ScriptDirectory.from_config(config)
+    script = _migrations()
     present = MigrationContext.configure(connection).get_current_heads()
     unknown = [head for head in present if head not in {revision.revision for revision in script.walk_revisions()}]
     if unknown:
@@ -189,6 +243,46 @@ def migrate(connection: Connection) -> None:
         )
     if set(present) != set(script.get_heads()):
         command.upgrade(config, "head")
+
+
+@cache
+def schema_version() -> str | None:
+    """Return this version's schema."""
+    return _migrations().get_current_head()
+
+
+def _migrations() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _make_postgresql_engine(url: URL, patience: Patience) -> Engine:
+    arguments = {name: value for name, value in postgresql.connect_args(patience).items() if name not in url.query}
+    try:
+        # Nothing asks whether a pooled connection still lives: a transaction on one that does not runs again.
+        engine = create_engine(url, pool_size=READERS + 1, connect_args=arguments)
+    except ModuleNotFoundError as error:
+        raise StoreError(f"database {url.render_as_string()}: the driver {error.name} is not installed") from error
+    bounds = patience.settings(local=True)
+
+    def on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
+        calls.on_connection(connection)
+        record.info[_POOLED] = postgresql.prepare(connection, patience)
+
+    def on_begin(connection: Connection) -> None:
+        if connection.info[_POOLED]:
+            connection.exec_driver_sql(bounds)
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "checkout", calls.on_connection)
+    event.listen(engine, "begin", on_begin)
+    return engine
 
 
 def _make_private(database: str | None) -> None:
@@ -224,67 +318,3 @@ def _on_sqlite_begin(connection: Connection) -> None:
     # A deferred transaction that turns into a writer fails with "database is locked" whatever the busy timeout.
     deferred = connection.get_execution_options().get("read_only", False)
     connection.exec_driver_sql("BEGIN" if deferred else "BEGIN IMMEDIATE")
-
-
-# -- errors of the drivers --------------------------------------------------------------------------------------------
-
-
-class _Cause(Enum):
-    """Why a database refuses."""
-
-    FULL = "full"
-    BROKEN = "broken"
-    LOCKED = "locked"
-    READ_ONLY = "read_only"
-    OTHER = "other"
-
-
-_SQLITE_CAUSES: Final = {
-    sqlite3.SQLITE_FULL: _Cause.FULL,
-    sqlite3.SQLITE_IOERR: _Cause.BROKEN,
-    sqlite3.SQLITE_BUSY: _Cause.LOCKED,
-    sqlite3.SQLITE_LOCKED: _Cause.LOCKED,
-    sqlite3.SQLITE_READONLY: _Cause.READ_ONLY,
-    sqlite3.SQLITE_CANTOPEN: _Cause.READ_ONLY,
-}
-"""By primary result code, https://sqlite.org/rescode.html."""
-_POSTGRESQL_CAUSES: Final = {"53100": _Cause.FULL, "58030": _Cause.BROKEN, "55P03": _Cause.LOCKED}
-"""By SQLSTATE, https://www.postgresql.org/docs/current/errcodes-appendix.html."""
-
-
-def _cause_of(error: DBAPIError) -> _Cause:
-    code = getattr(error.orig, "sqlite_errorcode", None)
-    if code is not None:
-        return _SQLITE_CAUSES.get(code & 0xFF, _Cause.OTHER)
-    return _POSTGRESQL_CAUSES.get(getattr(error.orig, "sqlstate", None) or "", _Cause.OTHER)
-
-
-def _why_unusable(error: DBAPIError) -> str:
-    """Return one sentence about a database that cannot be opened."""
-    message = str(error.orig).strip() if error.orig is not None else ""
-    said = (message or str(error)).splitlines()[0]
-    match _cause_of(error):
-        case _Cause.FULL:
-            return "the disk is full; free some space and start again"
-        case _Cause.BROKEN:
-            return "reading or writing failed (disk I/O error); the disk is full or broken"
-        case _Cause.LOCKED:
-            return "another process holds it locked; stop that one and start again"
-        case _Cause.READ_ONLY:
-            return f"it cannot be opened for writing ({said}); check the path and its owner"
-        case _:
-            return said
-
-
-def _in_use_error(error: DBAPIError) -> Exception:
-    """Return the refusal for a database that fails in use; the error itself when it is a bug."""
-    cause = _cause_of(error)
-    if cause is _Cause.FULL:
-        return ApiError(
-            ErrorCode.DISK_FULL, "the gateway's database cannot grow: its disk is full", retryable=True, retry_after=5
-        )
-    if cause is _Cause.LOCKED:
-        return ApiError(ErrorCode.BUSY, "the gateway's database is locked by another process; try again", retry_after=1)
-    if isinstance(error, OperationalError) and error.connection_invalidated:
-        return ApiError(ErrorCode.BUSY, "the gateway lost its database; try again", retry_after=2)
-    return error

@@ -31,7 +31,7 @@ class GatewayHealth(WireAnswer):
 
 
 class GatewayReadiness(WireAnswer):
-    """Answer of ``GET /readyz``: the store answers and its schema is this version's; 503 with ``ok: false`` if not."""
+    """Answer of ``GET /readyz``: the store takes writes, its schema is this version's; 503 if not."""
 
     ok: bool
     """Whether it can serve."""

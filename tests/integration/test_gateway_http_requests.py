@@ -19,6 +19,7 @@ from gateway.wire.capacity import Ceilings
 from gateway.wire.errors import ErrorCode
 from gateway.wire.tokens import TokenScope
 from tests.integration.gateway_http import SESSION, SPEC, HttpGateway, LogLines, body_of, running_gateway
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -383,15 +384,23 @@ def test_a_delete_that_the_node_has_yet_to_confirm_is_accepted(tmp_path: Path) -
         gateway.loop.soon(gateway.script.release.set)
 
 
-def test_health_and_readiness(gateway: HttpGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(_: object) -> None:
-        raise ApiError(ErrorCode.DISK_FULL, "the disk is full")
-
+def test_health_and_readiness(gateway: HttpGateway) -> None:
     assert requests.get(f"{gateway.url}/healthz", timeout=10).json()["ok"] is True
     assert requests.get(f"{gateway.url}/readyz", timeout=10).json() == {"ok": True, "problems": []}
-    monkeypatch.setattr(gateway.services.internals.db, "read", fails)
+
+
+def test_a_gateway_whose_store_takes_no_write_is_not_ready(
+    gateway: HttpGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails() -> None:
+        raise ApiError(ErrorCode.DISK_FULL, "the disk is full")
+
+    monkeypatch.setattr(gateway.services.internals.db, "probe", fails)
+    # What the probe before said holds for a moment more.
+    wait_until(lambda: requests.get(f"{gateway.url}/readyz", timeout=10).status_code == 503)
     answer = requests.get(f"{gateway.url}/readyz", timeout=10)
-    assert (answer.status_code, answer.json()) == (503, {"ok": False, "problems": ["the disk is full"]})
+    assert answer.json() == {"ok": False, "problems": ["the disk is full"]}
+    assert "Retry-After" in answer.headers
 
 
 def test_no_answer_is_compressed_or_redirected(gateway: HttpGateway) -> None:

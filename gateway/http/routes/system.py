@@ -1,6 +1,7 @@
 """The service itself: health, readiness, its OpenAPI document, the tokens that open it, what was done with them, and
 what was used."""
 
+import math
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -29,11 +30,12 @@ async def healthz(parts: GatewayParts) -> GatewayHealth:
 
 @router.get("/readyz", responses={503: {"model": GatewayReadiness, "description": "Cannot serve now"}})
 async def readyz(response: Response, parts: GatewayParts) -> GatewayReadiness:
-    """Report whether the gateway can serve: the store answers, and its schema is this version's."""
+    """Report whether the gateway can serve: the store takes writes, and its schema is this version's."""
     try:
         await parts.services.ready()
     except ApiError as error:
         response.status_code = 503
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after or 1))
         return GatewayReadiness(ok=False, problems=[error.message])
     return GatewayReadiness(ok=True)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from gateway.core.model import Route
 from gateway.errors import ApiError
 from gateway.services import route_cache
 from gateway.services.assembly import build
+from gateway.store.calls import BoundedCalls
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import JoinTokenRequest
@@ -40,10 +40,10 @@ class WatchedDatabase(Database):
     held: asyncio.Event | None = None
     answered: asyncio.Event | None = None
 
-    async def _run(self, executor: ThreadPoolExecutor, fn: Callable[[Any], T]) -> T:
+    async def _run(self, threads: BoundedCalls, fn: Callable[[Any], T]) -> T:
         self.transactions += 1
         held, self.held = self.held, None
-        answer = await super()._run(executor, fn)
+        answer = await super()._run(threads, fn)
         if held is not None:
             assert self.answered is not None
             self.answered.set()
