@@ -7,6 +7,7 @@ from typing import Final
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
+from gateway.wire.references import parse_image
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
@@ -144,7 +145,7 @@ class PreparedBatch:
             and self.shape.fits(spec.shape)
             and len(engines) <= 1
             and self.isolation == spec.isolation
-            and self.image in {None, spec.image}
+            and (self.image is None or parse_image(self.image) == parse_image(spec.image))
         )
 
 

@@ -117,7 +117,7 @@ class Policy(PolicyTable):
     root: tuple[Isolation, ...] = Field(default=("gvisor",), strict=False)
     """Isolations in which processes may run as root, or become it through setuid programs."""
     images: tuple[ImagePattern, ...] = Field(default=("*",), strict=False, max_length=MAX_PATTERNS)
-    """Patterns of whole references, ``registry/repository:tag``."""
+    """Patterns of whole names, ``registry/repository:tag``; of an id, the id itself."""
     registries: tuple[RegistryPattern, ...] = Field(default=("*",), strict=False, max_length=MAX_PATTERNS)
     """Patterns of registries, ``host`` or ``host:port``; private and loopback addresses must be named in full."""
     networks: tuple[Network, ...] = Field(default=("none", "bridge"), strict=False)

@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.core.policy import Policy
 from gateway.wire.capacity import PrepareRequest
-from gateway.wire.references import ImageReference, host_of, is_private_host, matches, registry_allowed
+from gateway.wire.references import ImageId, host_of, is_private_host, matches, parse_image, registry_allowed
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 
 ALWAYS: Final = "every policy"
@@ -125,12 +125,13 @@ def _lifetime(spec: SandboxSpec, policy: Policy) -> Iterator[Violation]:
 
 
 def _image(image: str, policy: Policy) -> Iterator[Violation]:
-    try:
-        reference = ImageReference.parse(image)
-    except ValueError:
-        # An id, or what the engine will refuse: it is pulled from nowhere, and no pattern of names speaks of it.
-        if ANY not in policy.images:
-            yield Violation("image", repr(image), _listed(policy.images), policy.where("images"))
+    reference = parse_image(image)
+    if isinstance(reference, ImageId):
+        # It may have come from any registry, under any name: neither kind of pattern can speak of it.
+        free = ANY in policy.images and ANY in policy.registries
+        if not free and str(reference) not in policy.images:
+            allowed = f"{_listed(policy.images)}, and an id only if it is listed itself"
+            yield Violation("image", str(reference), allowed, policy.where("images"))
         return
     if not any(matches(pattern, str(reference)) for pattern in policy.images):
         yield Violation("image", str(reference), _listed(policy.images), policy.where("images"))

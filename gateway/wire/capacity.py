@@ -1,11 +1,12 @@
 """Demand for capacity, capacity prepared ahead, and the ceilings of the pools."""
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
 from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
+from gateway.wire.references import ImageName
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.tenants import DEFAULT_TENANT
@@ -125,7 +126,7 @@ class PrepareRequest(WireRequest):
     """As in a spec."""
     isolation: Isolation = "gvisor"
     """As in a spec."""
-    image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")] | None = None
+    image: ImageName | None = None
     """Only creates of this image claim a unit; ``null``: of any image."""
     parkable: bool = False
     """Accepted for older clients: every sandbox here can be paused."""

@@ -1,10 +1,17 @@
-"""References of images, read as Docker reads them, and whether a registry's host can be outside at all."""
+"""Names of images in their one whole form, and whether a registry's host can be outside at all.
+
+Docker completes a name (``debian`` is ``docker.io/library/debian:latest``) and, where it finds none of that name, takes
+the text for the beginning of an image's id.  Here a name is completed once, by `parse_image`: what it returns is
+what a policy is asked about, and what an engine is asked for.  An id has to be whole and to say that it is one.
+"""
 
 import ipaddress
 import re
 import socket
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, StringConstraints
 
 from gateway.wire.closed_ranges import IpAddress, is_closed
 
@@ -15,8 +22,10 @@ _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _REGISTRY: Final = re.compile(rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{{1,5}})?")
 _REPOSITORY: Final = re.compile(r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*)*")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_DIGEST: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[+._-][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,}")
-_ID: Final = re.compile(r"sha256:[0-9a-f]{64}|[0-9a-f]{64}")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_HEX_DIGEST: Final = re.compile(r"[0-9a-f]{64}")  # which Docker takes for an id, and for nothing else
+_LONGEST_NAME: Final = 255  # characters of registry and repository, as Docker has it
+_FORM: Final = "registry/repository:tag or registry/repository@sha256:…, the repository in lower case"
 _PRIVATE_SUFFIXES: Final = (".localhost", ".local", ".internal", ".lan", ".intranet", ".corp", ".home", ".home.arpa")
 
 
@@ -53,8 +62,8 @@ class ImageReference:
             ValueError: it is none; also an image's id, which is no name.
         """
         rest, at, digest = text.partition("@")
-        if _ID.fullmatch(text) or (at and not _DIGEST.fullmatch(digest)):
-            raise ValueError(f"{text!r} is not the name of an image")
+        if _DIGEST.fullmatch(text) or _HEX_DIGEST.fullmatch(text) or (at and not _DIGEST.fullmatch(digest)):
+            raise ValueError(f"{text!r} is not the name of an image: {_FORM}")
         first, slash, path = rest.partition("/")
         # As Docker decides: a host has a dot, a port or upper case, or is localhost; all else is a path on the default.
         if slash and (set(first) & {".", ":", "["} or first == "localhost" or first != first.lower()):
@@ -70,10 +79,54 @@ class ImageReference:
             not _REGISTRY.fullmatch(registry)
             or not _REPOSITORY.fullmatch(repository)
             or (colon and not _TAG.fullmatch(tag))
+            or len(registry) + 1 + len(repository) > _LONGEST_NAME
         ):
-            raise ValueError(f"{text!r} is not the name of an image")
+            raise ValueError(f"{text!r} is not the name of an image: {_FORM}")
         # A tag beside a digest says nothing more.
         return cls(registry, repository, None if digest else tag or DEFAULT_TAG, digest or None)
+
+
+@dataclass(frozen=True)
+class ImageId:
+    """An image by its id, which only an engine that has it already can find: no registry is asked.
+
+    Attributes:
+        digest: ``sha256:`` and 64 digits.
+    """
+
+    digest: str
+
+    def __str__(self) -> str:
+        return self.digest
+
+
+def parse_image(text: str) -> ImageReference | ImageId:
+    """Read the name of an image, or an id, which is ``sha256:`` with all of its 64 digits.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return ImageId(text) if _DIGEST.fullmatch(text) else ImageReference.parse(text)
+
+
+def _checked(text: str) -> str:
+    parse_image(text)
+    return text
+
+
+ImageName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=512),
+    AfterValidator(_checked),
+    # Wider than the grammar, for people; `parse_image` decides.
+    Field(
+        json_schema_extra={
+            "pattern": r"^([A-Za-z0-9.:\[\]-]+/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?"
+            r"(@sha256:[0-9a-f]{64})?$"
+        }
+    ),
+]
+"""What a client names an image by."""
 
 
 def host_of(registry: str) -> str:

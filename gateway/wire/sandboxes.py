@@ -11,6 +11,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
+from gateway.wire.references import ImageName
 from gateway.wire.resources import Shape
 from gateway.wire.states import DeathReason, SandboxState
 from gateway.wire.tenants import DEFAULT_TENANT, QualifiedId
@@ -147,8 +148,8 @@ class SandboxSpec(WireRequest):
 
     id: SandboxId = Field(default_factory=generated_id)
     """If absent, the service generates one.  Only a create that names its id can be repeated."""
-    image: Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\s]+$")]
-    """Reference of a container image, such as ``docker.io/library/debian:12``."""
+    image: ImageName
+    """Name of an image, such as ``docker.io/library/debian:12``, or its whole id: ``sha256:`` and 64 digits."""
     command: list[Argument] = Field(default=[], max_length=4096)
     """The first process; if empty, the image's own, and without one in the image the sandbox just stays up."""
     env: dict[str, Argument] = Field(default={}, max_length=limits.MAX_ENV_ENTRIES)

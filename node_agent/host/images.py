@@ -1,7 +1,7 @@
 """Images of the local Docker engine: from a reference to an id, with a pull where one is needed."""
 
+import contextlib
 import os
-import re
 import socket
 import threading
 import time
@@ -16,7 +16,7 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpAddress
 from gateway.wire.errors import ErrorCode
-from gateway.wire.references import DEFAULT_REGISTRY, ImageReference, host_of
+from gateway.wire.references import DEFAULT_REGISTRY, ImageId, ImageReference, host_of, parse_image
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import PullFirewall
@@ -83,7 +83,7 @@ class Images:
         self._firewall = firewall
         self._resolve = resolve
         self._local = threading.local()
-        self._pulls: dict[str, threading.Lock] = {}
+        self._pulls: dict[ImageReference | ImageId, threading.Lock] = {}
         self._lock = threading.Lock()
 
     @property
@@ -98,25 +98,29 @@ class Images:
         client: docker.APIClient = self._local.client
         return client
 
-    def resolve(self, reference: str) -> EngineImage:
-        """Return the image of ``reference``, pulled when the engine does not have it.
+    def resolve(self, text: str) -> EngineImage:
+        """Return the image that ``text`` names, pulled when the engine does not have it.
 
-        Concurrent calls for one reference share one pull.
+        Concurrent calls for one image share one pull.
 
         Raises:
             RuntimeFailure: ``IMAGE_ERROR``, naming the image and the cause; also for an image of another platform,
                 and for one that is not here and whose registry has a closed address.
         """
-        image = self._inspect(reference)
+        try:
+            wanted = parse_image(text)
+        except ValueError as error:
+            raise _failure(text, str(error)) from error
+        image = self._inspect(wanted)
         if image is not None:
             return image
-        with self._pull_lock(reference):
-            image = self._inspect(reference)  # another thread may have pulled it meanwhile
+        with self._pull_lock(wanted):
+            image = self._inspect(wanted)  # another thread may have pulled it meanwhile
             if image is None:
-                self._pull(reference)
-                image = self._inspect(reference)
+                self._pull(wanted)
+                image = self._inspect(wanted)
         if image is None:
-            raise _failure(reference, "the engine pulled it and does not have it; check the engine's platform")
+            raise _failure(wanted, "the engine pulled it and does not have it; check the engine's platform")
         return image
 
     def local(self) -> list[str]:
@@ -170,23 +174,28 @@ class Images:
             return [f"containers of interrupted image exports stay: {error}"]
         return [f"container {entry['Id'][:12]} of an interrupted image export" for entry in left]
 
-    def _inspect(self, reference: str) -> EngineImage | None:
+    def _inspect(self, wanted: ImageReference | ImageId) -> EngineImage | None:
+        """Return the image if the engine has one of exactly that name or id; Docker itself takes part of an id too."""
         try:
-            answer = self.client.inspect_image(reference)  # type: ignore[no-untyped-call]
+            answer = self.client.inspect_image(str(wanted))  # type: ignore[no-untyped-call]
         except ImageNotFound:
             return None
         except _ENGINE_ERRORS as error:
-            raise _refused(reference, f"the Docker engine cannot inspect it: {_cause(error)}", error) from error
-        _check_platform(reference, answer)
-        return _image(reference, answer)
+            raise _refused(wanted, f"the Docker engine cannot inspect it: {_cause(error)}", error) from error
+        if wanted not in _names(answer):
+            return None
+        _check_platform(wanted, answer)
+        return _image(wanted, answer)
 
-    def _pull(self, reference: str) -> None:
+    def _pull(self, reference: ImageReference | ImageId) -> None:
+        if isinstance(reference, ImageId):
+            raise _failure(reference, f"the engine has no image of this id, and none is pulled by its id; {LOAD_IT}")
         self._check_registry(reference)
         self._close_ranges(reference)
-        repository, tag = split_reference(reference)
+        tag = reference.digest or reference.tag
         deadline = time.monotonic() + PULL_TIMEOUT
         try:
-            for line in self.client.pull(repository, tag=tag, stream=True, decode=True):
+            for line in self.client.pull(reference.name, tag=tag, stream=True, decode=True):
                 if "error" in line:
                     raise _failure(reference, _not_pulled(line["error"]))
                 if time.monotonic() > deadline:
@@ -194,16 +203,13 @@ class Images:
         except _ENGINE_ERRORS as error:
             raise _refused(reference, _not_pulled(_cause(error)), error) from error
 
-    def _check_registry(self, reference: str) -> None:
+    def _check_registry(self, reference: ImageReference) -> None:
         """Refuse a registry that is where nothing a client asks for may lead, e.g. on this machine or beside it.
 
         Raises:
             RuntimeFailure: ``IMAGE_ERROR``, naming the registry and its address.
         """
-        try:
-            registry = ImageReference.parse(reference).registry
-        except ValueError as error:
-            raise _failure(reference, _not_pulled(str(error))) from error
+        registry = reference.registry
         try:
             found = self._resolve(_DEFAULT_HOST if registry == DEFAULT_REGISTRY else host_of(registry))
         except OSError:
@@ -216,7 +222,7 @@ class Images:
                 ),
             )
 
-    def _close_ranges(self, reference: str) -> None:
+    def _close_ranges(self, reference: ImageReference) -> None:
         """Close the engine's own connections, which a registry may send anywhere.
 
         Raises:
@@ -232,22 +238,26 @@ class Images:
         except OSError as error:
             raise _away(reference, error) from error
 
-    def _pull_lock(self, reference: str) -> threading.Lock:
+    def _pull_lock(self, wanted: ImageReference | ImageId) -> threading.Lock:
         with self._lock:
-            return self._pulls.setdefault(reference, threading.Lock())
+            return self._pulls.setdefault(wanted, threading.Lock())
 
 
-def split_reference(reference: str) -> tuple[str, str]:
-    """Return repository, and tag or digest (``latest`` where the reference names none)."""
-    name, at, digest = reference.partition("@")
-    if at:
-        # A tag beside a digest says nothing more.
-        return re.sub(r":[^/:]+$", "", name), digest
-    match = re.fullmatch(r"(.+):([^/:]+)", reference)
-    return (match[1], match[2]) if match else (reference, "latest")
+def _names(answer: dict[str, Any]) -> set[ImageReference | ImageId]:
+    """Return everything that an image of the engine may be asked for by."""
+    return {ImageId(answer["Id"]), *_references(answer, "RepoTags"), *_references(answer, "RepoDigests")}
 
 
-def _check_platform(reference: str, answer: dict[str, Any]) -> None:
+def _references(answer: dict[str, Any], key: str) -> list[ImageReference]:
+    found = []
+    for text in answer.get(key) or []:
+        # An untagged image may be listed as <none>:<none>.
+        with contextlib.suppress(ValueError):
+            found.append(ImageReference.parse(text))
+    return found
+
+
+def _check_platform(reference: ImageReference | ImageId, answer: dict[str, Any]) -> None:
     """Refuse an image that this machine cannot run: its first process, and every exec, would fail for no clear reason.
 
     Raises:
@@ -269,7 +279,7 @@ def architecture(name: str) -> str:
     return _ARCHITECTURES.get(name, name)
 
 
-def _image(reference: str, answer: dict[str, Any]) -> EngineImage:
+def _image(reference: ImageReference | ImageId, answer: dict[str, Any]) -> EngineImage:
     config = answer.get("Config") or {}
     return EngineImage(
         id=answer["Id"],
@@ -289,16 +299,12 @@ def _words(value: list[str] | str | None) -> tuple[str, ...]:
     return tuple(value or ())
 
 
-def _digest(reference: str, answer: dict[str, Any]) -> str:
+def _digest(reference: ImageReference | ImageId, answer: dict[str, Any]) -> str:
     """Return the registry's digest under the name that was asked for, if there is one; else any; else the id."""
-    repository = split_reference(reference)[0]
-    known: list[str] = answer.get("RepoDigests") or []
-    for text in sorted(known, key=lambda text: text.partition("@")[0] != repository):
-        digest = text.partition("@")[2]
-        if digest.startswith("sha256:"):
-            return digest
     image_id: str = answer["Id"]
-    return image_id
+    name = None if isinstance(reference, ImageId) else reference.name
+    known = sorted(_references(answer, "RepoDigests"), key=lambda found: found.name != name)
+    return next((found.digest for found in known if found.digest), image_id)
 
 
 def _cause(error: Exception) -> str:
@@ -311,11 +317,11 @@ def _not_pulled(cause: str) -> str:
     return f"it is not in the local engine and the pull failed: {cause.rstrip('. ')}; {LOAD_IT}"
 
 
-def _failure(reference: str, problem: str) -> RuntimeFailure:
+def _failure(reference: ImageReference | ImageId | str, problem: str) -> RuntimeFailure:
     return RuntimeFailure(ErrorCode.IMAGE_ERROR, f"image {reference}: {problem}", reason=DeathReason.IMAGE_ERROR)
 
 
-def _refused(reference: str, problem: str, error: Exception) -> RuntimeFailure:
+def _refused(reference: ImageReference | ImageId | str, problem: str, error: Exception) -> RuntimeFailure:
     """Translate an error of the engine: an answer is about the image; without one the engine is away for a while.
 
     An engine that restarts must not fail every sandbox that is created meanwhile: ``BUSY`` is asked again.
@@ -325,7 +331,7 @@ def _refused(reference: str, problem: str, error: Exception) -> RuntimeFailure:
     return _away(reference, error)
 
 
-def _away(reference: str, error: Exception) -> RuntimeFailure:
+def _away(reference: ImageReference | ImageId | str, error: Exception) -> RuntimeFailure:
     return RuntimeFailure(
         ErrorCode.BUSY, f"image {reference}: the Docker engine did not answer ({_cause(error)}); is it running?"
     )

@@ -87,10 +87,10 @@ def test_refusals_are_written_with_their_code(gateway: HttpGateway, state_dir: P
     other = ("client", "/v1/sandboxes/{sandbox_id}", 404, "sandbox_not_found")
     assert refused("GET", "/v1/sandboxes/somebody-elses") == other
     assert refused("POST", "/v1/sandboxes", data=b"{SECRET") == ("client", "/v1/sandboxes", 422, "invalid_request")
-    taken = {"json": {"id": "box", "image": "SECRET-FREE"}}
+    taken = {"json": {"id": "box", "image": "secret-free"}}
     assert refused("POST", "/v1/sandboxes", **taken) == ("client", "/v1/sandboxes", 409, "spec_conflict")
     assert last(state_dir)["target"] == {"sandbox_id": "box"}
-    assert '"SECRET' not in json.dumps(lines(state_dir)).replace('"SECRET-FREE"', "")
+    assert '"SECRET' not in json.dumps(lines(state_dir)).replace('"secret-free"', "")
 
 
 def test_tokens_are_written_by_id(gateway: HttpGateway, state_dir: Path) -> None:

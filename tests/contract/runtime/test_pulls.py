@@ -94,7 +94,7 @@ def test_a_registry_that_the_operator_opened_is_asked(client: docker.APIClient) 
             images.resolve(f"{opened.name}/not/there:1")
 
     assert failure.value.code is ErrorCode.IMAGE_ERROR
-    assert opened.asked
+    assert opened.asked, failure.value.message
 
 
 @pytest.mark.parametrize("way", ["token_service", "elsewhere"])
@@ -118,3 +118,20 @@ def test_a_registry_cannot_send_the_engine_to_a_closed_address(
     assert bool(canary.asked) is not held
     assert removed == ([f"nft table inet {firewall.table}"] if held else [])
     assert images.release() == []
+
+
+def test_an_image_is_found_by_its_own_name_or_whole_id_alone(lab: Lab, client: docker.APIClient) -> None:
+    name = lab.images.busybox
+    whole = client.inspect_image(name)["Id"]
+    digits = whole.removeprefix("sha256:")
+    # Docker itself takes each of these for the image: a part of its id, and its repository with that for a tag.
+    for text in (digits[:12], digits[:1], f"sha256:{digits[:12]}", f"{name.partition(':')[0]}:{digits[:12]}"):
+        order = lab.order(image=text)
+        with pytest.raises(RuntimeFailure) as failure:
+            lab.runtime.create(order)
+        lab.runtime.delete(order.sandbox_id)
+        assert failure.value.reason is DeathReason.IMAGE_ERROR, text
+    with lab.sandbox(image=whole):
+        pass
+    # Takes away what holds pulls inside: the other tests here have registries at closed addresses.
+    lab.runtime.sweep()

@@ -2,7 +2,15 @@
 
 import pytest
 
-from gateway.wire.references import ImageReference, host_of, is_private_host, matches, registry_allowed
+from gateway.wire.references import (
+    ImageId,
+    ImageReference,
+    host_of,
+    is_private_host,
+    matches,
+    parse_image,
+    registry_allowed,
+)
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -17,6 +25,9 @@ DIGEST = "sha256:" + "0" * 64
         ("index.docker.io/debian", "docker.io/library/debian:latest"),
         ("ghcr.io/owner/name:v1", "ghcr.io/owner/name:v1"),
         ("GHCR.io/owner/name:v1", "ghcr.io/owner/name:v1"),
+        ("DOCKER.IO/debian", "docker.io/library/debian:latest"),
+        ("0", "docker.io/library/0:latest"),
+        ("sha256:02a2e59fd8cc", "docker.io/library/sha256:02a2e59fd8cc"),
         ("localhost/name", "localhost/name:latest"),
         ("127.0.0.1:5000/name:t", "127.0.0.1:5000/name:t"),
         ("[::1]:5000/name:t", "[::1]:5000/name:t"),
@@ -34,6 +45,13 @@ def test_a_reference_is_completed_as_docker_does(text: str, normal: str) -> None
 def test_what_is_no_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not the name of an image"):
         ImageReference.parse(text)
+
+
+@pytest.mark.parametrize("text", ["0" * 64, "a/" * 128 + "b", f"{DIGEST}\n", "a\n", "", f"a@{DIGEST}0"])
+def test_an_id_is_whole_and_says_that_it_is_one(text: str) -> None:
+    assert parse_image(DIGEST) == ImageId(DIGEST)
+    with pytest.raises(ValueError, match="not the name of an image"):
+        parse_image(text)
 
 
 @pytest.mark.parametrize(

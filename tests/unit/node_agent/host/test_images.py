@@ -10,13 +10,20 @@ from typing import Any
 import pytest
 import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from gateway.core.policy import Policy
+from gateway.core.policy_check import check
 from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpAddress
 from gateway.wire.errors import ErrorCode
+from gateway.wire.references import ImageId, matches, parse_image
+from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import PullFirewall
-from node_agent.host.images import EngineImage, Images, addresses_of, architecture, split_reference
+from node_agent.host.images import EngineImage, Images, addresses_of, architecture
 
 ID = "sha256:" + "a" * 64
 DIGEST = "sha256:" + "b" * 64
@@ -36,14 +43,19 @@ class Engine:
         self.pulls = pulls
         self.error = error
         self.pulled: list[tuple[str, str]] = []
+        self.inspected: set[str] = set()
+        self.tags: list[str] | None = None
         self.platform: dict[str, str] = {}
 
     def inspect_image(self, reference: str) -> dict[str, Any]:
+        self.inspected.add(reference)
         if not self.local:
             raise ImageNotFound(f"no such image: {reference}")
         config = {"Env": ["A=1", "B=x=y", "C="], "Entrypoint": ["/run.sh"], "Cmd": "serve it", "User": "app"}
         digests = ["other/name@sha256:" + "c" * 64, f"r.example:5000/app@{DIGEST}"]
-        return {"Id": ID, "RepoDigests": digests, "Config": config, **self.platform}
+        tags = [reference] if self.tags is None else self.tags
+        found = reference if reference.startswith("sha256:") else ID
+        return {"Id": found, "RepoTags": tags, "RepoDigests": digests, "Config": config, **self.platform}
 
     def pull(self, repository: str, *, tag: str, stream: bool, decode: bool) -> Iterator[dict[str, str]]:
         self.pulled.append((repository, tag))
@@ -60,18 +72,75 @@ def images(engine: Engine) -> Images:
 
 
 @pytest.mark.parametrize(
-    ("reference", "parts"),
+    ("text", "whole", "pulled"),
     [
-        ("busybox", ("busybox", "latest")),
-        ("python:3.12-slim", ("python", "3.12-slim")),
-        ("localhost:5000/a/b", ("localhost:5000/a/b", "latest")),
-        ("localhost:5000/a/b:c", ("localhost:5000/a/b", "c")),
-        (f"h/a:c@{DIGEST}", ("h/a", DIGEST)),
-        (f"h:1/a@{DIGEST}", ("h:1/a", DIGEST)),
+        ("busybox", "docker.io/library/busybox:latest", ("docker.io/library/busybox", "latest")),
+        ("python:3.12-slim", "docker.io/library/python:3.12-slim", ("docker.io/library/python", "3.12-slim")),
+        ("R.example:5000/a/b", "r.example:5000/a/b:latest", ("r.example:5000/a/b", "latest")),
+        ("DOCKER.IO/library/a:c", "docker.io/library/a:c", ("docker.io/library/a", "c")),
+        (f"h/a:c@{DIGEST}", f"docker.io/h/a@{DIGEST}", ("docker.io/h/a", DIGEST)),
+        ("a" * 12, f"docker.io/library/{'a' * 12}:latest", (f"docker.io/library/{'a' * 12}", "latest")),
     ],
 )
-def test_reference_is_split(reference: str, parts: tuple[str, str]) -> None:
-    assert split_reference(reference) == parts
+def test_the_engine_is_asked_by_the_whole_name(text: str, whole: str, pulled: tuple[str, str]) -> None:
+    engine = Engine(local=False)
+    images(engine).resolve(text)
+    assert (engine.inspected, engine.pulled) == ({whole}, [pulled])
+
+
+@pytest.mark.parametrize("tags", [[], ["<none>:<none>"], ["app:2", "other.example/library/app:1"]])
+def test_an_image_that_does_not_carry_the_name_is_not_taken_for_it(tags: list[str]) -> None:
+    engine = Engine(local=True)
+    engine.tags = tags
+    with pytest.raises(RuntimeFailure) as failure:
+        images(engine).resolve("app:1")
+    assert failure.value.code is ErrorCode.IMAGE_ERROR
+    assert engine.pulled == [("docker.io/library/app", "1")]
+
+
+def test_an_image_is_found_under_a_familiar_name_and_by_its_digest_and_id() -> None:
+    engine = Engine(local=True)
+    engine.tags = ["app:1"]
+    for text in ("docker.io/library/app:1", f"r.example:5000/app@{DIGEST}", ID):
+        assert images(engine).resolve(text).id == ID
+    assert engine.pulled == []
+
+
+def test_no_image_is_pulled_by_an_id() -> None:
+    engine = Engine(local=False)
+    with pytest.raises(RuntimeFailure) as failure:
+        images(engine).resolve(ID)
+    assert (failure.value.code, engine.pulled) == (ErrorCode.IMAGE_ERROR, [])
+
+
+NAMES = st.one_of(
+    st.sampled_from(
+        ["debian", "a" * 64, "a" * 12, "0", ID, "DOCKER.IO/debian", "docker.io/docker.io/a", "a@" + DIGEST]
+    ),
+    st.from_regex(r"([A-Za-z0-9.:\[\]-]{1,9}/)?[a-z0-9]+([._/-]{1,2}[a-z0-9]+)*(:[\w.]{1,9})?(@sha256:[0-9a-f]{64})?"),
+    st.text(alphabet="adockerilbry.:/@-_AD019[]", max_size=24),
+)
+
+
+@given(NAMES, st.sampled_from(["*", "docker.io/*", "docker.io/library/*", "a.io/*"]))
+def test_what_a_policy_allowed_is_what_the_engine_is_asked_for(text: str, pattern: str) -> None:
+    policy = Policy(images=(pattern,))
+    try:
+        spec = SandboxSpec.model_validate({"image": text})
+    except ValidationError:
+        return  # it never gets as far
+    if check(spec, policy):
+        return
+    engine = Engine(local=isinstance(parse_image(text), ImageId))
+    images(engine).resolve(text)
+    (asked,) = engine.inspected
+    assert matches(pattern, asked)
+    assert str(parse_image(asked)) == asked
+    assert [asked] == ([text] if engine.pulled == [] else [_joined(*pulled) for pulled in engine.pulled])
+
+
+def _joined(repository: str, tag: str) -> str:
+    return f"{repository}{'@' if ':' in tag else ':'}{tag}"
 
 
 def test_image_that_is_there_is_not_pulled() -> None:
@@ -166,7 +235,7 @@ def test_missing_image_is_pulled_once_for_all_that_wait() -> None:
     for thread in threads:
         thread.join()
 
-    assert engine.pulled == [("app", "2")]
+    assert engine.pulled == [("docker.io/library/app", "2")]
 
 
 @pytest.mark.parametrize(
