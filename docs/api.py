@@ -168,6 +168,13 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "local": "a command on the gateway's machine that used the database directly",
         },
     ),
+    "AuditOutcome": (
+        audit.AuditOutcome,
+        {
+            "pending": "in the files only: written before the call takes effect",
+            "unknown": "the gateway was killed before it wrote how the call ended, which may have taken effect",
+        },
+    ),
 }
 MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.UNAUTHORIZED: "no token, or one that is unknown, expired or revoked",

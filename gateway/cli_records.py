@@ -3,9 +3,10 @@
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 import typer
@@ -24,6 +25,9 @@ from gateway.cli import (
 from gateway.wire import limits
 from gateway.wire.audit import AuditEntry, AuditPage, AuditQuery
 from gateway.wire.usage import UsageBy, UsageItem
+
+if TYPE_CHECKING:  # it imports the settings of the database's layer, which only reading files needs
+    from gateway.store.audit_files import AuditFiles
 
 app = typer.Typer()
 
@@ -66,19 +70,31 @@ def audit(
         limit=limits.MAX_PAGE,
     )
     gateway = asked_gateway(url, token_file, config, state_dir)
-    read = gateway.audit if gateway else _files_here(config, state_dir)
-    left = limit
+    entries = (
+        _all(gateway.audit, query, follow) if gateway else _all_here(_files_here(config, state_dir), query, follow)
+    )
     with gateway_errors():
-        while left is None or left > 0:
-            page = read(query.model_copy(update={"limit": min(left or limits.MAX_PAGE, limits.MAX_PAGE)}))
-            for entry in page.entries:
-                typer.echo(entry.line().decode().rstrip() if as_json else _shown(entry))
-            left = None if left is None else left - len(page.entries)
-            query = query.model_copy(update={"cursor": page.next_cursor})
-            if not page.more and not follow:
-                return
-            if not page.more:
-                time.sleep(FOLLOW_INTERVAL)
+        for entry in islice(entries, limit):
+            typer.echo(entry.line().decode().rstrip() if as_json else _shown(entry))
+
+
+def _all(read: Callable[[AuditQuery], AuditPage], query: AuditQuery, follow: bool) -> Iterator[AuditEntry]:
+    """Yield the lines of all pages; with ``follow`` for ever."""
+    while True:
+        page = read(query)
+        yield from page.entries
+        query = query.model_copy(update={"cursor": page.next_cursor})
+        if page.more:
+            continue
+        if not follow:
+            return
+        time.sleep(FOLLOW_INTERVAL)
+
+
+def _all_here(files: "AuditFiles", query: AuditQuery, follow: bool) -> Iterator[AuditEntry]:
+    """Yield the lines of the files, and then the calls without an outcome, which a gateway would note at its start."""
+    yield from _all(files.page, query, follow)
+    yield from filter(query.matches, files.unresolved())
 
 
 @app.command("usage")
@@ -125,10 +141,10 @@ def _shown_usage(item: UsageItem) -> str:
     return _USAGE_LINE.format(name, *(f"{figure:.1f}" for figure in figures))
 
 
-def _files_here(config: Config, state_dir: StateDir) -> Callable[[AuditQuery], AuditPage]:
+def _files_here(config: Config, state_dir: StateDir) -> "AuditFiles":
     from gateway.services.assembly import audit_files
 
-    return audit_files(load_settings(config, state_dir)).page
+    return audit_files(load_settings(config, state_dir))
 
 
 def moment(text: str, option: str) -> datetime:
@@ -154,7 +170,7 @@ def _shown(entry: AuditEntry) -> str:
     who = f"{entry.actor}:{entry.token_name}" if entry.token_name else str(entry.actor)
     what = entry.event or f"{entry.method} {entry.route or '(no such route)'}"
     target = " ".join(f"{name}={value}" for name, value in entry.target.items())
-    outcome = "" if entry.event else f"{entry.status or 'no answer'} {entry.code or ''}"
+    outcome = "" if entry.event else f"{entry.outcome or entry.status or 'no answer'} {entry.code or ''}"
     more = f"and {entry.count} more" if entry.count else ""
     words = (f"{entry.time:%F %T}", entry.tenant or "-", who, entry.address or "", what, target, outcome, more)
     # What callers chose must not reach the terminal as control characters.

@@ -1,10 +1,16 @@
-"""The layers that write the audit log, and what routes add to a call's line.
+"""The layers that write the audit log, and what routes add to a call's lines.
 
 `AuditTrail` is outside of everything that can refuse a call, so that refusals are written too; `AuditGate` is behind
 the check of the token.
+
+A call that changes something has two lines: one before its effect, so that a gateway that is killed leaves none
+without a trace, and one with its outcome.
 """
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
+from uuid import uuid4
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,7 +21,7 @@ from gateway.http.tenancy import PRINCIPAL, SESSION_ID, meant
 from gateway.services.audit import AuditLog
 from gateway.services.tasks import AsyncClock
 from gateway.services.tokens import Principal
-from gateway.wire.audit import MAX_TEXT, TENANTS_OWN, AuditActor, AuditEntry
+from gateway.wire.audit import MAX_TEXT, TENANTS_OWN, AuditActor, AuditEntry, AuditOutcome
 
 _FACTS: Final = "audit"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -23,6 +29,9 @@ _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _SILENT: Final = "/v1/nodes/{node_id}/heartbeat"
 # They work on what exists already and write nothing to the gateway's disk.
 _INSIDE: Final = ("/v1/exec/", "/v1/sandboxes/{sandbox_id}")
+# What they make is named in the body, which only the route reads: it calls `announce` itself.
+_BY_ROUTE: Final = frozenset({"/v1/sandboxes", "/v1/capacity/prepare", "/v1/builders/prepare"})
+_ANNOUNCE: Final = "audit_announce"
 _CALLER_GONE: Final = 499
 
 
@@ -39,6 +48,12 @@ def add_facts(scope: Scope, *, target: dict[str, str] | None = None, **facts: st
     known.update(facts)
 
 
+async def announce(scope: Scope) -> None:
+    """Write the line of a call that is about to take effect, with what is known of it; return when it is written."""
+    write: Callable[[], Awaitable[None]] = scope["state"][_ANNOUNCE]
+    await write()
+
+
 class AuditTrail:
     """ASGI layer that writes the line of a call before its answer goes out."""
 
@@ -50,6 +65,7 @@ class AuditTrail:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         changes = scope["method"] not in _READS
         answered = False
+        scope.setdefault("state", {})[_ANNOUNCE] = partial(self._announce, scope)
 
         async def noted(message: Message) -> None:
             nonlocal answered
@@ -63,6 +79,11 @@ class AuditTrail:
         finally:
             if changes and not answered:
                 self._log.note(self._entry(scope, None, TABLE.match(scope["path"])))
+
+    async def _announce(self, scope: Scope) -> None:
+        add_facts(scope, call=uuid4().hex)
+        entry = self._entry(scope, None, TABLE.match(scope["path"]))
+        await self._log.write(entry.model_copy(update={"outcome": AuditOutcome.PENDING}))
 
     async def _answered(self, scope: Scope, status: int, changes: bool) -> None:
         route = TABLE.match(scope["path"])
@@ -104,18 +125,20 @@ class AuditTrail:
 
 
 class AuditGate:
-    """ASGI layer that refuses a call whose line could not be written."""
+    """ASGI layer that lets a call through once its first line is written, and refuses it where none could be."""
 
     def __init__(self, app: ASGIApp, log: AuditLog) -> None:
         self._app = app
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A delete makes room, so it is never refused for want of it.
-        if scope["method"] not in _READS and scope["method"] != "DELETE":
-            route = TABLE.match(scope["path"])
-            if route.template not in {None, _SILENT}:
-                self._log.require_room(makes=not str(route.template).startswith(_INSIDE))
+        template = None if scope["method"] in _READS else TABLE.match(scope["path"]).template
+        if template not in {None, _SILENT}:
+            # A delete makes room, so it is never refused for want of it.
+            if scope["method"] != "DELETE":
+                self._log.require_room(makes=not str(template).startswith(_INSIDE))
+            if template not in _BY_ROUTE:
+                await announce(scope)
         await self._app(scope, receive, send)
 
 

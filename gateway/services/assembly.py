@@ -160,7 +160,7 @@ class Services:
         # Only what changes from now on is activity; the rows say when the others were last used.
         uow.subscribe(internals.activity.on_change)
         uow.subscribe(self.audit.on_change)
-        self.audit.started()
+        await self.audit.started()
         for name, loop in {**internals.loops(), "audit log": self.audit.run}.items():
             internals.context.background.keep(loop, name)
         return self

@@ -1,4 +1,4 @@
-"""The audit log as the gateway writes it: a line is in its file before the call is answered.
+"""The audit log as the gateway writes it: a line is in its file before the call takes effect, and before its answer.
 
 Lines of calls that end together are written together, on a thread of their own, so the event loop never waits for a
 disk.  "Written" means that the kernel has them: they survive the end of this process.
@@ -20,7 +20,7 @@ from typing import Final
 from gateway.core.model import Sandbox
 from gateway.errors import ApiError
 from gateway.services.tasks import AsyncClock
-from gateway.store.audit_files import AuditFiles
+from gateway.store.audit_files import STARTED, AuditFiles
 from gateway.wire.audit import AuditActor, AuditEntry, AuditPage, AuditQuery
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, SandboxState
@@ -137,9 +137,11 @@ class AuditLog:
         target = {"sandbox_id": sandbox.id} | ({"node_id": sandbox.node_id} if sandbox.node_id else {})
         self.note(self._by_service(reason.value, target, tenant_of(sandbox.id)))
 
-    def started(self) -> None:
-        """Write down that this gateway begins to serve."""
-        self.note(self._by_service("gateway_started", {}))
+    async def started(self) -> None:
+        """Write down in which calls the gateway before was killed, and that this one begins to serve."""
+        for entry in await asyncio.to_thread(self._files.unresolved):
+            self.note(entry)
+        self.note(self._by_service(STARTED, {}))
 
     async def page(self, query: AuditQuery) -> AuditPage:
         """Return lines that were written, oldest first.

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.wire import limits
-from gateway.wire.audit import AuditEntry, AuditPage, AuditQuery
+from gateway.wire.audit import AuditEntry, AuditOutcome, AuditPage, AuditQuery
 from gateway.wire.errors import ErrorCode, FieldError
 
 log = logging.getLogger(__name__)
@@ -24,6 +24,14 @@ log = logging.getLogger(__name__)
 FILE_BYTES: Final = 64 * limits.MIB
 MAX_SCAN: Final = 16 * limits.MIB
 """Bytes that one page reads at most."""
+MAX_LOOK_BACK: Final = 256 * limits.MIB
+"""Bytes after which no older file is searched for calls without an outcome."""
+STARTED: Final = "gateway_started"
+"""Event of a gateway's start."""
+# No caller can forge these: quotes within a text are escaped.
+_START: Final = f'"event": "{STARTED}"'.encode()
+_PENDING: Final = f'"outcome": "{AuditOutcome.PENDING}"'.encode()
+_CALL: Final = re.compile(rb'"call": "([0-9a-f]{32})"')
 _NAME: Final = re.compile(r"\d{4}-\d\d-\d\d\.\d{4,8}\.jsonl")
 _CURSOR: Final = re.compile(rf"({_NAME.pattern}):(\d{{1,12}})", re.ASCII)
 
@@ -133,11 +141,48 @@ class AuditFiles:
                 scanned += len(line)
                 position = f"{path.name}:{end}"
                 entry = _parsed(line)
-                if entry is not None and query.matches(entry):
+                if entry is not None and entry.outcome is not AuditOutcome.PENDING and query.matches(entry):
                     entries.append(entry)
                 if len(entries) >= query.limit or scanned >= MAX_SCAN:
                     return AuditPage(entries=entries, next_cursor=position, more=True)
         return AuditPage(entries=entries, next_cursor=position, more=False)
+
+    def unresolved(self) -> list[AuditEntry]:
+        """Return the calls since the last start of a gateway of which no outcome is written, oldest first, as unknown.
+
+        A gateway writes these down when it starts; so what it finds are those that the one before was killed in.
+        """
+        ended: set[bytes] = set()
+        found: list[bytes] = []
+        scanned = 0
+        for path in reversed(self._files()):
+            begun, first = _calls_in(path, ended)
+            found = [*begun, *found]
+            scanned += path.stat().st_size
+            if first or scanned > MAX_LOOK_BACK:
+                break
+        entries = [entry for line in found if (entry := _parsed(line)) is not None]
+        return [entry.model_copy(update={"outcome": AuditOutcome.UNKNOWN}) for entry in entries]
+
+
+def _calls_in(path: Path, ended: set[bytes]) -> tuple[list[bytes], bool]:
+    """Return a file's calls that have no outcome in it or in ``ended``, and whether a gateway starts in it.
+
+    Args:
+        path: of the file.
+        ended: calls whose outcome is in a later file; those whose outcome is in this one are added.
+    """
+    begun: dict[bytes, bytes] = {}
+    start = False
+    for line, _ in _whole_lines(path, 0):
+        call = _CALL.search(line)
+        if call is None:
+            start = start or _START in line
+        elif _PENDING in line:
+            begun[call[1]] = line
+        elif begun.pop(call[1], None) is None:
+            ended.add(call[1])
+    return [line for call, line in begun.items() if call not in ended], start
 
 
 def _position(query: AuditQuery) -> tuple[str, int]:

@@ -33,11 +33,22 @@ class AuditActor(StrEnum):
     LOCAL = "local"  # a command on the gateway's machine that used the database directly
 
 
+class AuditOutcome(StrEnum):
+    """What is known of how a call ended, where its status does not say it."""
+
+    PENDING = "pending"  # in the files only: written before the call takes effect
+    UNKNOWN = "unknown"  # the gateway was killed before it wrote how the call ended, which may have taken effect
+
+
 class AuditEntry(WireAnswer):
     """One line of the audit log."""
 
     time: Timestamp
-    """When the outcome was known; the line is written before the answer is sent."""
+    """When the outcome was known, and before the answer is sent; with an `outcome`, when the call began."""
+    call: str | None = None
+    """Of a call that changes something: the same in the line before its effect and in the one with its outcome."""
+    outcome: AuditOutcome | None = None
+    """``unknown``: how the call ended was not written, as the gateway was killed; null: status and code say it."""
     actor: AuditActor
     """The scope of the token; or ``join``, ``nobody``, ``service``, ``local``."""
     tenant: str | None = None

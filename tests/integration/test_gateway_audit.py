@@ -27,6 +27,10 @@ def gateway(state_dir: Path) -> Iterator[HttpGateway]:
 
 
 def lines(state_dir: Path) -> list[dict[str, Any]]:
+    return [line for line in raw_lines(state_dir) if line.get("outcome") != "pending"]
+
+
+def raw_lines(state_dir: Path) -> list[dict[str, Any]]:
     files = sorted((state_dir / "audit").glob("*.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 

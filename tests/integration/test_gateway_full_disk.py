@@ -15,6 +15,7 @@ from gateway.store.audit_files import AuditFiles
 from gateway.wire.audit import AuditQuery
 from gateway.wire.nodes import Heartbeat, HeartbeatAnswer
 from tests.integration.small_fleet import SmallFleet, small_fleet
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine  # a mount needs root, as the engines do
 
@@ -126,11 +127,11 @@ def test_a_full_disk_refuses_changes_and_no_more(state: Path, tmp_path: Path) ->
             assert fleet.call("GET", "/v1/sandboxes/new").status_code == 404
             assert state_of(fleet, "there") == "running"
             assert runs_commands(fleet, "there")
-        assert fleet.create("new").status_code == 201
+        wait_until(lambda: fleet.create("new").status_code == 201, 20)  # once the lines are written that were held
         assert fleet.call("DELETE", "/v1/sandboxes/there").status_code == 200
         assert fleet.gateway.end() == 0
     # The lines of the calls that were let through, too, and each of them once.
     entries = AuditFiles(state / "audit", max_bytes=2**30, days=9).page(AuditQuery(limit=1000)).entries
     told = [(entry.method, entry.target.get("sandbox_id"), entry.status) for entry in entries if entry.token_name]
     assert told.count(("POST", "there", 201)) == 2, "the create, and the exec on the full disk"
-    assert told.count(("POST", "new", 507)) == told.count(("POST", "new", 201)) == 1
+    assert told.count(("POST", "new", 507)) >= told.count(("POST", "new", 201)) == 1

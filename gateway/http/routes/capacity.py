@@ -3,7 +3,7 @@
 from fastapi import Request
 
 from gateway.core.model import PreparedKind
-from gateway.http.audit import add_facts
+from gateway.http.audit import add_facts, announce
 from gateway.http.routes.parameters import Caller, GatewayParts, Parts, PreparePath, new_router
 from gateway.http.tenancy import bound_to, builders_shown, capacity_shown, demand_shown
 from gateway.services.to_wire import prepared_builders, prepared_capacity
@@ -20,6 +20,7 @@ from gateway.wire.capacity import (
     PreparedList,
     PrepareRequest,
 )
+from gateway.wire.tenants import qualified
 
 router = new_router("capacity")
 
@@ -42,6 +43,7 @@ async def prepare_capacity(
 ) -> PrepareAnswer:
     """Request capacity before it is needed; each create of the same shape claims one unit."""
     parts.services.policies.admit_prepare(caller, body)
+    await _announce(request, caller, body)
     made = await parts.services.prepared.prepare(body, caller.tenant, parts.services.policies.quota_for(caller))
     add_facts(request.scope, target={"prepare_id": made.id})
     return PrepareAnswer(
@@ -69,6 +71,7 @@ async def prepare_builders(
     body: BuilderPrepareRequest, request: Request, caller: Caller, parts: GatewayParts
 ) -> BuilderPrepareAnswer:
     """Ask for builders before a build needs them."""
+    await _announce(request, caller, body)
     made = await parts.services.prepared.prepare_builders(
         body, caller.tenant, parts.services.policies.quota_for(caller)
     )
@@ -93,6 +96,12 @@ async def delete_prepared_builders(
     found = await parts.services.prepared.delete(PreparedKind.BUILDER, prepare_id)
     deleted = None if found is None else builders_shown(caller, prepared_builders(found))
     return BuilderPrepareDeleted(deleted=deleted, demand=await _demand_of(parts, caller))
+
+
+async def _announce(request: Request, caller: Principal, body: PrepareRequest | BuilderPrepareRequest) -> None:
+    if body.id is not None:
+        add_facts(request.scope, target={"prepare_id": qualified(caller.tenant, body.id)})
+    await announce(request.scope)
 
 
 async def _demand_of(parts: Parts, caller: Principal) -> Demand:

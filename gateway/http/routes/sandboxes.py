@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.core.model import Route
 from gateway.errors import ApiError
-from gateway.http.audit import add_facts
+from gateway.http.audit import add_facts, announce
 from gateway.http.proxy import CallerGoneError, download, forwarded, upload, while_connected
 from gateway.http.routes.parameters import (
     Caller,
@@ -77,6 +77,7 @@ async def create_sandbox(
         wait_seconds=query.wait_seconds,
         quota=policies.quota_for(caller),
     )
+    await announce(request.scope)
     if "id" in spec.model_fields_set:
         envelope = await parts.services.sandboxes.create(spec, terms)
     else:
