@@ -196,7 +196,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.NO_ROOM: "no node has room now; it waits and counts as demand; repeat the same create",
     ErrorCode.CREATE_IN_PROGRESS: "the create continues; repeat the same create",
     ErrorCode.IMAGE_ERROR: "the image cannot be pulled or used",
-    ErrorCode.START_ERROR: "the sandbox could not be started",
+    ErrorCode.START_ERROR: "the sandbox could not be started, or no process in it for a file",
     ErrorCode.EXEC_NOT_FOUND: "no such session, or it ended too long ago",
     ErrorCode.EXEC_LOST: "the session belonged to an earlier generation, or its end is unknown",
     ErrorCode.EXEC_LIMIT: "the node runs as many execs as it may",

@@ -6,9 +6,13 @@ NodeError             a call to the node fails, with a code, a sentence, and wha
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import DeathReason, SandboxState
+
+AT_PROCESS_BOUND: Final = "the sandbox is at its bound on processes (security.pids_limit)"
+"""Why no further process starts in a sandbox, in every message about it."""
 
 
 class NodeError(Exception):

@@ -47,6 +47,7 @@ MAX_MEMORY_MB: Final = 16 * 1024 * 1024
 MIN_DISK_MB: Final = 16
 MAX_DISK_MB: Final = 64 * 1024 * 1024
 MAX_GPUS: Final = 64
+MIN_PIDS: Final = 8  # the first process and its init, an exec, and a file call with its helpers, on every engine
 MAX_PIDS: Final = 4_194_304  # Linux's own PID_MAX_LIMIT
 MAX_TTL_SECONDS: Final = 366 * 24 * 3600
 

@@ -83,7 +83,7 @@ class Security(WireRequest):
     """Added after ``cap_drop``, such as ``NET_BIND_SERVICE``; with runc those that reach the host are refused."""
     no_new_privileges: bool = True
     """Whether setuid programs grant no privileges; ``false`` needs runc, as gVisor never lets them."""
-    pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=1, le=limits.MAX_PIDS)
+    pids_limit: int | None = Field(default=limits.DEFAULT_PIDS, ge=limits.MIN_PIDS, le=limits.MAX_PIDS)
     """Most processes and threads at once; ``null`` leaves only the node's own limit."""
     read_only_rootfs: bool = False
     """Whether only the workspace and the in-memory file systems are writable."""

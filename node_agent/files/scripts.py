@@ -16,6 +16,7 @@ from typing import Final
 
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
+from node_agent.errors import AT_PROCESS_BOUND
 
 EXIT_DIRECTORY: Final = 21
 EXIT_SHORT: Final = 22
@@ -48,11 +49,14 @@ done
 "$b" mkdir -p "$d" || exit 1
 mode=$("$b" stat -L -c %a "$p" 2>/dev/null) || mode=
 t=$d/$part
-"$b" dd bs=1M status=none conv=fsync of="$t" || {{ "$b" rm -f "$t"; exit 1; }}
+# A shell that cannot fork ends at once.  Then it becomes the rm, which fails the second time: that is no success.
+trap 'exec "$b" rm "$t" "$t"' EXIT
+"$b" dd bs=1M status=none conv=fsync of="$t" || {{ "$b" rm -f "$t"; trap - EXIT; exit 1; }}
 have=$("$b" stat -c %s "$t")
-if [ "$have" != "$size" ]; then "$b" rm -f "$t"; exit {EXIT_SHORT}; fi
+if [ "$have" != "$size" ]; then "$b" rm -f "$t"; trap - EXIT; exit {EXIT_SHORT}; fi
 [ -z "$mode" ] || "$b" chmod "$mode" "$t"
-"$b" mv -f "$t" "$p" || {{ "$b" rm -f "$t"; exit 1; }}
+"$b" mv -f "$t" "$p" || {{ "$b" rm -f "$t"; trap - EXIT; exit 1; }}
+trap - EXIT
 """
 
 DOWNLOAD: Final = rf"""
@@ -79,6 +83,12 @@ _BY_EXIT: Final = {
     EXIT_SHORT: (ErrorCode.INVALID_REQUEST, "was not written: the body was shorter or longer than announced"),
 }
 _BY_ERRNO: Final = (
+    (
+        errno.EAGAIN,
+        ErrorCode.START_ERROR,
+        f"was not moved: {AT_PROCESS_BOUND}; end some, or create it with a higher one",
+    ),
+    (errno.ENOMEM, ErrorCode.START_ERROR, "was not moved: the sandbox has no memory left for a process (memory_mb)"),
     (errno.ENOSPC, ErrorCode.DISK_FULL, "was not written: the sandbox's disk is full"),
     (errno.EDQUOT, ErrorCode.DISK_FULL, "was not written: the sandbox's disk quota is used up"),
     (errno.EIO, ErrorCode.DISK_FULL, "was not written: the node's disk did not take it"),
@@ -90,6 +100,7 @@ _BY_ERRNO: Final = (
     (errno.ELOOP, ErrorCode.INVALID_REQUEST, "is a loop of symbolic links"),
     (errno.ENAMETOOLONG, ErrorCode.INVALID_REQUEST, "has a name that is too long for its file system"),
     (errno.ENOENT, ErrorCode.FILE_NOT_FOUND, "does not exist"),
+    (errno.EINVAL, ErrorCode.UNSUPPORTED, "cannot be read or written as a file"),
 )
 
 

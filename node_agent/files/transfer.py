@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_TRANSFERS = 64
 SHARE_WAIT = 10.0  # seconds for which a transfer waits until others of its own sandbox or tenant have ended
 IDLE_WAIT = 60.0  # seconds for which a caller may send, or take, no byte
-ANSWER_WAIT = 30.0  # a script that opens a file needs no longer to tell its size
+ANSWER_WAIT = 15.0  # for a file's size and first bytes; with SHARE_WAIT before the gateway gives up
 END_WAIT = 30.0  # a script whose input ended needs no longer to rename, or to clean up after itself
 STALL_WAIT = 60.0  # one batch that is not read for this long: the sandbox hangs, or is paused
 
@@ -36,6 +36,7 @@ BATCH = 1024 * 1024  # bytes to or from a thread at once: a wake-up of the loop 
 MAX_STDERR = 4096
 MAX_NOISE = 1024 * 1024  # bytes of a script's output that nobody asked for; then it is ended
 MAX_SIZE = 2**60  # bytes of a file
+MAX_UNSIZED = 16 * 1024 * 1024  # bytes of a file whose size is not told, as of those in /proc; held in memory
 
 T = TypeVar("T")
 
@@ -60,11 +61,23 @@ class SandboxFile:
         error, sentence = scripts.explain(code, stderr)
         return NodeError(error, f"{self.path!r} in sandbox {self.sandbox_id} {sentence}")
 
+    def unreadable(self, why: str) -> NodeError:
+        """Return the refusal of what looks like a file and is none."""
+        return NodeError(
+            ErrorCode.UNSUPPORTED, f"{self.path!r} in sandbox {self.sandbox_id} {why}; read it with a command"
+        )
+
 
 class Download:
     """A file on its way out: its size is known before its first byte is sent."""
 
     def __init__(self, size: int, first: bytes, pump: "Pump") -> None:
+        """
+        Args:
+            size: in bytes.
+            first: bytes that have come by now.
+            pump: brings the others.
+        """
         self.size = size
         self._first = first
         self._pump = pump
@@ -134,8 +147,7 @@ class Transfers:
             async with self._process(target, command) as process:
                 pump = Pump(process, asyncio.get_running_loop())
                 try:
-                    size, first = await _announced(target, pump)
-                    yield Download(size, first, pump)
+                    yield await _opened(target, pump)
                 finally:
                     pump.abandon()
 
@@ -201,20 +213,49 @@ class Transfers:
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
 
+async def _opened(target: SandboxFile, pump: "Pump") -> Download:
+    """Return the download once its size is certain.
+
+    A large file has the size that it was announced with, or its download breaks off.  A small one is held until it is
+    whole: the sizes of files in /proc and /sys say nothing, and any file may have become shorter.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_WAIT):
+            size, first = await _announced(target, pump)
+            if size > BATCH:
+                return Download(size, first, pump)
+            whole = await _held(target, pump, size, first)
+            return Download(len(whole), whole, pump)
+    except TimeoutError:
+        sentence = f"{target.path!r} in sandbox {target.sandbox_id} was not read within {ANSWER_WAIT:g} s"
+        raise NodeError(ErrorCode.TIMEOUT, f"{sentence}; the sandbox is busy, or the file has no end") from None
+
+
 async def _announced(target: SandboxFile, pump: "Pump") -> tuple[int, bytes]:
     """Return the size that the script announces, and the bytes that came with it."""
     line = NumberLine(MAX_SIZE)
     try:
-        async with asyncio.timeout(ANSWER_WAIT):
-            while piece := await pump.take():
-                if (found := line.feed(piece)) is not None:
-                    return found
-            raise target.failure(await pump.ended, pump.stderr)
+        while piece := await pump.take():
+            if (found := line.feed(piece)) is not None:
+                return found
+        raise target.failure(await pump.ended, pump.stderr)
     except ForgedAnswerError as error:
         raise _disturbed(f"{target.path!r} in sandbox {target.sandbox_id}", f"forged its size: {error}") from error
-    except TimeoutError:
-        sentence = f"{target.path!r} in sandbox {target.sandbox_id} was not read within {ANSWER_WAIT:g} s"
-        raise NodeError(ErrorCode.TIMEOUT, f"{sentence}; is the sandbox paused, or busy?") from None
+
+
+async def _held(target: SandboxFile, pump: "Pump", size: int, first: bytes) -> bytes:
+    """Return the ``size`` bytes of a small file, or all that it has where they are fewer, or the size is not told."""
+    held = bytearray(first)
+    most = size - 1 if size else MAX_UNSIZED
+    while len(held) <= most and (piece := await pump.take()):
+        held += piece
+    if len(held) > most:
+        if not size:
+            raise target.unreadable(f"tells no size and has more than {most} bytes")
+        return bytes(held[:size])
+    if (code := await pump.ended) != 0:
+        raise target.failure(code, pump.stderr) if size else target.unreadable("cannot be read as a file")
+    return bytes(held)
 
 
 def _disturbed(file: str, what: str) -> RuntimeFailure:

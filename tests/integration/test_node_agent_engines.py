@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway.wire import limits
 from gateway.wire.nodes import HeartbeatAnswer
 from gateway.wire.states import DeathReason
 from node_agent.install.uninstall import record_engines, recorded_settings, remove_node
@@ -83,6 +84,45 @@ def test_exec_files_pause_and_usage(node: NodeUnderTest, box: str) -> None:
     assert node.call("POST", f"/v1/sandboxes/{box}/pause").json()["sandbox"]["state"] == "paused"
     assert node.call("POST", f"/v1/sandboxes/{box}/resume").json()["sandbox"]["state"] == "running"
     assert node.call("GET", f"/v1/sandboxes/{box}/usage").json()["pids"] >= 1
+
+
+def test_files_of_the_kernel_are_read_to_their_end(node: NodeUnderTest, box: str) -> None:
+    for path in ("/proc/cpuinfo", "/proc/version", "/proc/1/cmdline", "/sys/devices/system/cpu/online"):
+        got = node.call("GET", f"/v1/sandboxes/{box}/files", params={"path": path})
+        assert (got.status_code, got.headers["content-length"]) == (200, str(len(got.content))), path
+        assert len(got.content) > 0, path
+    cat: Any = node.exec(box, ["cat", path]).json()
+    assert got.content.decode() == "".join(e["data"] for e in cat["events"] if e["stream"] == "stdout")
+    # Linux has no more to show of a process that became another program; gVisor refuses.
+    for path in ("/dev/zero", "/dev/null", *(["/proc/self/mem"] if "gvisor" in box else [])):
+        got = node.call("GET", f"/v1/sandboxes/{box}/files", params={"path": path})
+        assert got.json()["code"] == "unsupported", (path, got.content)
+
+
+@pytest.mark.parametrize(("runtime", "isolation"), CASES)
+def test_the_least_bound_on_processes_is_enough_and_named_where_it_is_reached(
+    node: NodeUnderTest, place: Place, runtime: str, isolation: str
+) -> None:
+    sandbox_id = f"bound-{runtime}-{isolation}"
+    spec = {"runtime": runtime, "isolation": isolation, "image": place.image, "command": ["sleep", "600"]}
+    assert node.create(sandbox_id, **spec, security={"pids_limit": limits.MIN_PIDS}).status_code == 200
+    assert node.exec(sandbox_id, ["sh", "-c", "exit $(echo 3)"]).json()["session"]["exit_code"] == 3
+
+    puts, refused = [], ""
+    for number in range(limits.MIN_PIDS + 1):
+        put = node.call("PUT", f"/v1/sandboxes/{sandbox_id}/files", params={"path": f"new/{number}"}, data=b"x")
+        puts.append((put.status_code, put.text))
+        session = node.exec(sandbox_id, ["sleep", "600"], wait=0).json()["session"]["id"]
+        events: Any = node.events(session)["events"]
+        if events[0]["stream"] != "status":
+            refused = "".join(event["data"] for event in events)
+            break
+    assert "pids_limit" in refused, refused
+    assert puts[0][0] == 200, puts[0]
+    assert puts[-1][0] == 422, puts[-1]
+    for status, text in puts:
+        assert status == 200 or (status == 422 and '"start_error"' in text and "pids_limit" in text), text
+    assert node.delete(sandbox_id).status_code == 200
 
 
 def test_a_timeout_keeps_the_output(node: NodeUnderTest, box: str) -> None:

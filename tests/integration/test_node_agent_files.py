@@ -3,6 +3,7 @@
 import hashlib
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import requests
 
 from gateway.wire import limits
 from gateway.wire.states import DeathReason
+from node_agent.files import transfer
 from tests.fakes.gateway import CONTROL_TOKEN
 from tests.fakes.node import NodeUnderTest
 from tests.fakes.node_fixtures import box, node
@@ -118,6 +120,50 @@ def test_a_missing_file_is_not_found(node: NodeUnderTest, workspace: Path) -> No
 def test_what_is_not_a_regular_file_is_refused(node: NodeUnderTest, workspace: Path) -> None:
     os.mkfifo(workspace / "pipe")
     assert code(get(node, "pipe")) == code(put(node, "pipe", b"x")) == "unsupported"
+
+
+@pytest.mark.parametrize("path", ["/proc/version", "/proc/filesystems", "/sys/kernel/mm/transparent_hugepage/enabled"])
+def test_a_file_whose_size_says_nothing_is_read_to_its_end(node: NodeUnderTest, box: str, path: str) -> None:
+    answer = get(node, path)
+    assert answer.content == Path(path).read_bytes()
+    assert answer.headers["content-length"] == str(len(answer.content))
+
+
+def test_a_file_that_cannot_be_read_is_never_an_empty_one(node: NodeUnderTest, box: str) -> None:
+    assert code(get(node, "/dev/null")) == code(get(node, "/dev/zero")) == "unsupported"
+    assert code(get(node, "/sys/bus/platform/drivers_probe")) == "file_permission"
+
+
+def test_a_file_without_a_size_and_without_an_end_is_refused(
+    node: NodeUnderTest, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "MAX_UNSIZED", 100)
+    assert len(Path("/proc/self/status").read_bytes()) > 100
+    assert code(get(node, "/proc/self/status")) == "unsupported"
+    put(node, "sized", bytes(200))
+    assert len(get(node, "sized").content) == 200
+
+
+def test_a_file_that_grows_while_it_is_read_is_a_beginning_of_it(node: NodeUnderTest, workspace: Path) -> None:
+    stop = threading.Event()
+
+    def grow() -> None:
+        with (workspace / "grows").open("wb", buffering=0) as file:
+            while not stop.is_set() and file.tell() < 50_000_000:
+                file.write(b"%015d\n" % (file.tell() // 16))
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        wait_until((workspace / "grows").exists)
+        contents = [get(node, "grows").content for _ in range(10)]
+    finally:
+        stop.set()
+        thread.join()
+    whole = (workspace / "grows").read_bytes()
+    assert all(whole.startswith(content) for content in contents)
+    assert sorted(contents, key=len) == contents
+    assert contents[-1]
 
 
 def test_a_full_disk_is_an_error_of_its_own(node: NodeUnderTest, workspace: Path) -> None:

@@ -23,6 +23,7 @@ from node_agent.runtime.docker_engine.process import (
     LostExec,
     Signaller,
     exit_of,
+    explained,
     hung_up_after,
 )
 from node_agent.runtime.record import DockerRecord
@@ -93,7 +94,7 @@ class DockerExecs:
                 raise _no_longer_running(inspected) from error
             raise RuntimeFailure(
                 ErrorCode.START_ERROR,
-                f"{argv[-1]} could not be started: {error.message}",
+                f"{argv[-1]} could not be started: {explained(error.message)}",
                 start_fault=StartFault.NOT_EXECUTABLE,
             ) from error
 

@@ -5,6 +5,7 @@ sends them.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from typing import Final, Protocol
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
-from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.errors import AT_PROCESS_BOUND, RuntimeFailure, StartFault
 from node_agent.host.process import pinned, send
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 from node_agent.runtime.docker_engine import scripts
@@ -30,6 +31,7 @@ START_WAIT: Final = 30.0  # seconds; processes of the same user can stop the she
 _MAX_EARLY: Final = 4 * limits.MIB  # bytes of output ahead of the start, of an exec whose two streams are far apart
 _LAST_SIGNAL: Final = 64
 _LAST_CODE: Final = 255
+_NO_MORE_PROCESSES: Final = (os.strerror(errno.EAGAIN), os.strerror(errno.EAGAIN).lower(), "in sandbox: try again")
 
 
 class Signaller(Protocol):
@@ -176,7 +178,7 @@ class DockerExec(ExecProcess):
             return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"{self._program}: the sandbox ended before it began")
         return RuntimeFailure(
             ErrorCode.START_ERROR,
-            f"{self._program} could not be started: {words or 'no reason given'}",
+            f"{self._program} could not be started: {explained(words) or 'no reason given'}",
             start_fault=StartFault.NOT_EXECUTABLE,
         )
 
@@ -241,6 +243,11 @@ def hung_up_after(seconds: float, stream: UpgradedStream) -> Iterator[threading.
         yield overdue
     finally:
         timer.cancel()
+
+
+def explained(words: str) -> str:
+    """Return what kept a process from starting; shells and engines report fork(2)'s EAGAIN in words only."""
+    return AT_PROCESS_BOUND if any(text in words for text in _NO_MORE_PROCESSES) else words
 
 
 def exit_of(code: int) -> Exit:

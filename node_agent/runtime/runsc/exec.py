@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
-from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.errors import AT_PROCESS_BOUND, RuntimeFailure, StartFault
 from node_agent.host import accounts
 from node_agent.host.accounts import Account
 from node_agent.host.process import CommandError
@@ -27,7 +27,7 @@ LOOK_WAIT: Final = 10.0  # seconds
 # gVisor's control socket reports an errno as its text only.
 _NO_ENTRY: Final = "no such file or directory"
 _EXPLANATIONS: Final = (
-    ("try again", "the sandbox is at its bound on processes (security.pids_limit)"),
+    ("try again", AT_PROCESS_BOUND),
     ("argument list too long", "command and env are longer than the sandbox's kernel takes"),
 )
 

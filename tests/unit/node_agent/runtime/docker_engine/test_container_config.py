@@ -54,20 +54,20 @@ def test_a_container_that_shares_the_hosts_kernel_never_makes_device_nodes(cap_d
 
 
 def test_limits_reach_the_engine() -> None:
-    host = body(cpus=1.5, memory_mb=300, security={"pids_limit": 7}, isolation="runc")["HostConfig"]
+    host = body(cpus=1.5, memory_mb=300, security={"pids_limit": 9}, isolation="runc")["HostConfig"]
 
     assert (host["CpuQuota"], host["CpuPeriod"]) == (150_000, 100_000)
     assert (host["CpuShares"], host["BlkioWeight"]) == (1536, 150)
     assert host["Memory"] == host["MemorySwap"] == 300 * 1024 * 1024
-    assert host["PidsLimit"] == 7
+    assert host["PidsLimit"] == 9
     assert host["Runtime"] == "runc"
 
 
 def test_under_gvisor_processes_are_bounded_inside_and_only_backed_by_the_host() -> None:
-    host = body(security={"pids_limit": 7})["HostConfig"]
+    host = body(security={"pids_limit": 9})["HostConfig"]
 
-    assert host["Ulimits"] == [{"Name": "nproc", "Soft": 7, "Hard": 7}]
-    assert 7 < host["PidsLimit"] < 1000
+    assert host["Ulimits"] == [{"Name": "nproc", "Soft": 9, "Hard": 9}]
+    assert 9 < host["PidsLimit"] < 1000
 
 
 def test_labels_hold_no_secret() -> None:

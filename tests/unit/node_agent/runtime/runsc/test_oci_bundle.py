@@ -110,12 +110,12 @@ def test_only_root_holds_capabilities() -> None:
 
 
 def test_limits() -> None:
-    made = config(spec(cpus=4.5, memory_mb=100, security={"pids_limit": 7}))
+    made = config(spec(cpus=4.5, memory_mb=100, security={"pids_limit": 9}))
 
     assert made["linux"]["resources"]["memory"] == {"limit": 100 * 1024 * 1024}
     assert made["linux"]["resources"]["cpu"] == {"period": 100_000, "quota": 450_000, "shares": 4608}
-    assert made["linux"]["resources"]["pids"] == {"limit": gvisor_threads(7)}
-    assert {"type": "RLIMIT_NPROC", "soft": 7, "hard": 7} in made["process"]["rlimits"]
+    assert made["linux"]["resources"]["pids"] == {"limit": gvisor_threads(9)}
+    assert {"type": "RLIMIT_NPROC", "soft": 9, "hard": 9} in made["process"]["rlimits"]
 
 
 def test_without_a_limit_of_its_own_the_nodes_bound_holds() -> None:
