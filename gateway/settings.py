@@ -23,6 +23,9 @@ class GatewaySettings(DaemonSettings):
     """Directory of the database and the node secret; only its owner may read it."""
     database_url: str | None = None
     """SQLAlchemy URL; ``None`` is a SQLite file in ``state_dir``."""
+    database_direct_url: str | None = None
+    """SQLAlchemy URL of the same database on the server itself, where ``database_url`` leads to a pooler such as
+    PgBouncer: a gateway hears there of the others' changes."""
     bundle_dir: Path | None = None
     """Directory of what new nodes install, built by ``sandboxes gateway bundle``; ``None`` is ``state_dir``/bundle."""
     policy_file: Path | None = None

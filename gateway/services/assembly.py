@@ -208,7 +208,7 @@ def build(
     lock = lock_state(settings.state_dir)
     try:
         secret = node_secret(settings.state_dir)
-        db = open_database(settings.url)
+        db = _open(settings, open_database)
     except BaseException:
         lock.close()
         raise
@@ -232,6 +232,16 @@ def build(
         usage=UsageService(db),
         internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, peers, readiness),
     )
+
+
+def _open(settings: GatewaySettings, open_database: Callable[[str], Database]) -> Database:
+    db = open_database(settings.url)
+    try:
+        db.hear_notices_on(settings.database_direct_url)
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
 def _policies(settings: GatewaySettings, clock: AsyncClock) -> PolicyFile:

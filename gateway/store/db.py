@@ -65,6 +65,7 @@ class Database:
 
     def __init__(self, engine: Engine, patience: Patience = PATIENCE) -> None:
         self._engine = engine
+        self._notices_url = engine.url
         self._name = uuid4().hex
         seconds = patience.call if self.shared else None
         self._writer = BoundedCalls(1, "store-write", seconds)
@@ -136,12 +137,27 @@ class Database:
 
             notify.announce(session, self._name, ids)
 
+    def hear_notices_on(self, direct_url: str | None) -> None:
+        """Choose the connection on which other gateways are heard (blocking).
+
+        Args:
+            direct_url: of the same database past a pooler; ``None`` where the database's own URL leads to no pooler.
+
+        Raises:
+            StoreError: nothing would be heard on it.
+        """
+        if self.shared:
+            from gateway.store import notify
+
+            direct = None if direct_url is None else make_url(direct_url)
+            self._notices_url = notify.require_direct(self._engine, direct)
+
     async def notices(self) -> AsyncGenerator[list[str] | None, None]:
         """Yield what other gateways announce, see `gateway.store.notify.listen`; nothing where there can be none."""
         if self.shared:
             from gateway.store import notify
 
-            async with contextlib.aclosing(notify.listen(self._engine, self._name)) as notices:
+            async with contextlib.aclosing(notify.listen(self._notices_url, self._name)) as notices:
                 async for ids in notices:
                     yield ids
 

@@ -3,7 +3,7 @@
 #   python   a Python 3.11 or newer that can make virtual environments
 #   check    what `make check` needs beyond Python packages
 #   engines  Docker, gVisor and the helpers that a node uses
-#   tests    what tests start beside the engines: PostgreSQL, of which they run servers of their own
+#   tests    what tests start beside the engines: PostgreSQL and PgBouncer, of which they run servers of their own
 #
 # The machine is checked each time; when nothing is missing this takes a moment and prints nothing. On Debian 12 and 13
 # and Ubuntu 24.04 as root, missing packages are installed. Elsewhere the script names what is missing and the command
@@ -69,6 +69,7 @@ missing() {
         ;;
     tests)
         { has initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; } || echo postgresql
+        has pgbouncer || echo pgbouncer
         ;;
     *)
         say "unknown group '$1': one of python, check, engines, tests"
@@ -110,9 +111,10 @@ install_packages() {
     local wanted=("$@") index
     say "installing ${wanted[*]}"
     if [ "$group" = tests ]; then
-        # The package would otherwise start a server of its own.
+        # The packages would otherwise start servers of their own.
         mkdir -p /etc/postgresql-common/createcluster.d
         echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/sandbox-fleet.conf
+        if [ -d /run/systemd/system ]; then systemctl mask --quiet pgbouncer.service; fi
     fi
     for index in "${!wanted[@]}"; do
         if [ "$os_version" != 13 ] && [ "${wanted[$index]}" = runsc ]; then
