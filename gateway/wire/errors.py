@@ -128,7 +128,7 @@ class ErrorBody(WireAnswer):
     reasons: list[str] | None = None
     """Why no node took the sandbox, one sentence per node or pool; at most 20, and a count of the others."""
     pending_resources: Shape | None = None
-    """Sum of everything that waits for room."""
+    """What waits for room with this create: its own shape alone, since what others wait for is not told."""
     requested_resources: Shape | None = None
     """What this create requested."""
     maximum_resources: Shape | None = None

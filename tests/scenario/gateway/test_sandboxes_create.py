@@ -76,6 +76,13 @@ async def test_a_create_sent_again_while_it_waits_gets_the_ttl_that_was_set_sinc
     assert (await here.services.sandboxes.get("a")).expires_at == here.clock.now() + timedelta(seconds=3600)
 
 
+async def test_a_refusal_tells_of_nothing_that_others_wait_for(here: World) -> None:
+    for tenant, cpus in (("acme", 3), ("beta", 2)):
+        with pytest.raises(ApiError) as caught:
+            await here.services.sandboxes.create(spec(cpus=cpus), CreateTerms(tenant=tenant, wait_seconds=0))
+        assert caught.value.details["pending_resources"] == spec(cpus=cpus).shape
+
+
 async def test_a_wait_that_is_too_long_answers_no_room_and_continues(here: World) -> None:
     node = await here.join(total=Shape(cpus=1, memory_mb=1024, disk_mb=8192, slots=8))
     await here.services.sandboxes.create(spec("first"))
