@@ -47,11 +47,15 @@ URL_VARIABLE: Final = "UCLOUD_SANDBOX_URL"
 TOKEN_VARIABLE: Final = "UCLOUD_SANDBOX_API_TOKEN"  # noqa: S105 - the variable's name
 UP_STATE_DIR: Final = Path("/var/lib/sandbox-fleet")
 """Where `sandboxes up` leaves its URL and tokens by default."""
+UP_MARKS: Final = ("up.lock", "url")
+"""Files by which the directory of `sandboxes up` is known; its gateway's own is below it."""
 WIDE: Final = 240
 """Columns of a table that is not printed to a terminal."""
 
 Config = Annotated[Path | None, typer.Option(help="TOML file with the gateway's settings.")]
-StateDir = Annotated[Path | None, typer.Option(help="The gateway's state directory.")]
+StateDir = Annotated[
+    Path | None, typer.Option(help="The gateway's state directory, or that of the `sandboxes up` that runs it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Url = Annotated[
     str | None,
@@ -205,13 +209,20 @@ def revoke_token(
 
 
 def load_settings(config: Path | None, state_dir: Path | None, **given: object) -> GatewaySettings:
-    """Return the settings of file and environment, overridden by those of the command line."""
+    """Return the settings of file and environment, overridden by those of the command line.
+
+    The directory of `sandboxes up` stands for that of its gateway.
+    """
     options = {"state_dir": state_dir, **given}
     flags = {name: value for name, value in options.items() if value is not None}
     try:
-        return GatewaySettings.load(config, None, **flags)
+        settings = GatewaySettings.load(config, None, **flags)
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from error
+    root = settings.state_dir
+    # Else a second database would be made, or looked for, beside the one that is meant.
+    of_up = (root / "gateway").is_dir() and any((root / mark).exists() for mark in UP_MARKS)
+    return settings.model_copy(update={"state_dir": root / "gateway"}) if of_up else settings
 
 
 def _made_offline(settings: GatewaySettings, request: TokenRequest) -> TokenCreated:
@@ -255,7 +266,7 @@ def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable
     from gateway.store.db import Database
 
     if not create:
-        _refuse_missing_database(settings)
+        refuse_missing_database(settings)
     try:
         database = Database.open(settings.url)
     except StoreError as error:
@@ -268,7 +279,8 @@ def _offline(settings: GatewaySettings, use: "Callable[[TokenService], Awaitable
         database.close()
 
 
-def _refuse_missing_database(settings: GatewaySettings) -> None:
+def refuse_missing_database(settings: GatewaySettings) -> None:
+    """Raise `click.ClickException` where the settings name a SQLite file that is not there."""
     from sqlalchemy import make_url
 
     url = make_url(settings.url)

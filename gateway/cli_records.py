@@ -21,6 +21,7 @@ from gateway.cli import (
     asked_gateway,
     gateway_errors,
     load_settings,
+    refuse_missing_database,
 )
 from gateway.wire import limits
 from gateway.wire.audit import AuditEntry, AuditPage, AuditQuery
@@ -144,7 +145,10 @@ def _shown_usage(item: UsageItem) -> str:
 def _files_here(config: Config, state_dir: StateDir) -> "AuditFiles":
     from gateway.services.assembly import audit_files
 
-    return audit_files(load_settings(config, state_dir))
+    settings = load_settings(config, state_dir)
+    if not (settings.state_dir / "audit").is_dir():
+        refuse_missing_database(settings)
+    return audit_files(settings)
 
 
 def moment(text: str, option: str) -> datetime:

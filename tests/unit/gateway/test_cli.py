@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes import app
+from sandboxes.local.state_dir import StateDir
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -70,6 +71,27 @@ def test_looking_creates_no_database(capsys: pytest.CaptureFixture[str], tmp_pat
     assert code == 1
     assert str(state) in err
     assert not state.exists()
+
+
+def test_the_directory_of_up_stands_for_its_gateways(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    directory = StateDir(tmp_path / "up")
+    directory.gateway.mkdir(parents=True)
+    directory.lock.touch()
+    for state in (directory.root, directory.gateway):
+        made = run(capsys, "token", "create", "--name", "x", "--scope", "client", "--state-dir", str(state), "--json")[
+            1
+        ]
+        assert json.loads(made)["token"]
+    assert not (directory.root / "gateway.db").exists()
+    for state in (directory.root, directory.gateway):
+        assert len(json.loads(run(capsys, "token", "ls", "--json", "--state-dir", str(state))[1])) == 2
+        assert run(capsys, "audit", "--state-dir", str(state))[1].count("token_created") == 2
+
+
+def test_an_audit_log_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, err = run(capsys, "audit", "--state-dir", str(tmp_path / "state"))
+    assert (code, out, str(tmp_path / "state") in err) == (1, "", True)
+    assert not (tmp_path / "state").exists()
 
 
 def test_options_that_name_two_places_are_refused(
