@@ -106,7 +106,7 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "image_error": "the image cannot be pulled or used",
             "start_error": "it could not be started",
             "node_lost": "its node sent no heartbeat for `LOST_AFTER` seconds, or was removed",
-            "evicted": "its container was removed or its engine killed by hand, or it never found room",
+            "evicted": "its container was removed, its engine was killed or crashed, or it never found room",
         },
     ),
     "Network": (get_args(sandboxes.Network), {"none": "loopback only", "bridge": "the internet over IPv4"}),

@@ -6,16 +6,23 @@ readable at the moment of the end.
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import signal
+import struct
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 DEFAULT_TIMEOUT: Final = 15.0
 _KILL_TIMEOUT: Final = 5.0  # SIGKILL acts at once, except on a process that hangs inside the host's kernel
 _MAX_OUTPUT: Final = 16 * 1024 * 1024
+_PIDFD_INFO: Final = struct.Struct("=Q52xi")  # struct pidfd_info: what is asked for or known, and the wait status
+_PIDFD_INFO_EXIT: Final = 1 << 3
+_PIDFD_GET_INFO: Final = 0xC040FF0B
+_EXIT_CODE: Final = 49  # in /proc/<pid>/stat, behind the name
 _NO_PROCESS: Final = (errno.ESRCH, errno.EINVAL)  # nobody has the pid; a thread has it
 
 
@@ -146,6 +153,46 @@ def pinned(pid: int, is_meant: Callable[[], bool]) -> Iterator[int | None]:
         yield handle if is_meant() else None
     finally:
         os.close(handle)
+
+
+def how_ended(handle: int, seconds: float) -> int | None:
+    """Return the wait status of a process that is nobody's child here.
+
+    Args:
+        handle: a pidfd.
+        seconds: how long to wait for its end.
+
+    Returns:
+        ``None`` while it runs, and where the kernel does not tell: before Linux 6.15 only until its parent has asked.
+    """
+    if not readable(handle, seconds):
+        return None
+    status = _status_after(handle)
+    if status is None:
+        status = _status_of_zombie(handle)
+    return _status_after(handle) if status is None else status  # its parent came in between
+
+
+def _status_after(handle: int) -> int | None:
+    """Return the wait status of a process that its parent has asked for."""
+    answer = bytearray(_PIDFD_INFO.size)
+    _PIDFD_INFO.pack_into(answer, 0, _PIDFD_INFO_EXIT, 0)
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, answer)
+    except OSError:  # an older kernel, or it was gone when the handle was opened
+        return None
+    known, status = _PIDFD_INFO.unpack(answer)
+    return status if known & _PIDFD_INFO_EXIT else None
+
+
+def _status_of_zombie(handle: int) -> int | None:
+    """Return the wait status of a process that its parent has not asked for yet."""
+    try:
+        words = Path(f"/proc/self/fdinfo/{handle}").read_text().split()
+        fields = Path(f"/proc/{words[words.index('Pid:') + 1]}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return int(fields[_EXIT_CODE]) if fields[0] == "Z" else None
 
 
 def send(handle: int, number: int) -> None:

@@ -356,3 +356,4 @@ def _prepare_volume(paths: SandboxPaths, account: Account) -> None:
         path = paths.log(stream)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         path.write_bytes(b"")
+    paths.crash_log.unlink(missing_ok=True)

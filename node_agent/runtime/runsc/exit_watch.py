@@ -1,7 +1,7 @@
 """How the end of a sandbox is noticed, judged and settled, also when the agent was away at the time.
 
 `SandboxExits` knows what is watched and writes the deaths.  `ExitWatcher` is the one thread that waits for all ends at
-once.  `death_of` decides why a sandbox ended.
+once.  `node_agent.runtime.runsc.death` decides why a sandbox ended.
 """
 
 import logging
@@ -16,22 +16,22 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
-from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.network import Networks
-from node_agent.host.process import readable
-from node_agent.runtime.base import Death, EngineState
+from node_agent.host.process import how_ended, readable
+from node_agent.runtime.base import EngineState
 from node_agent.runtime.locks import SandboxLocks
 from node_agent.runtime.record import RunscRecord, RunscRecords
 from node_agent.runtime.runsc import pause
 from node_agent.runtime.runsc.control import ControlError, ControlLostError, PendingAnswer
+from node_agent.runtime.runsc.death import EngineLogs, MemoryEvents, ObservedEnd, death_of
 from node_agent.runtime.runsc.fd_store import FdStore
 from node_agent.runtime.runsc.paths import SandboxPaths
-from node_agent.runtime.runsc.process import exit_of
 
 log = logging.getLogger(__name__)
 
 _ALIVE: Final = (EngineState.RUNNING, EngineState.PAUSED)
+_GOFER_ENDS_WITHIN: Final = 2.0  # seconds after the sandbox; it has nothing left to do
 
 
 class SandboxExits:
@@ -42,6 +42,7 @@ class SandboxExits:
         locks: of the sandboxes.
         networks: what a dead sandbox gives back.
         fd_store: keeps the connections on which exit codes will come, for the next agent.
+        logs: keeps what engines write when they crash.
         ended: called once all processes of an incarnation have ended, before its control group and network go.
     """
 
@@ -51,12 +52,14 @@ class SandboxExits:
         locks: SandboxLocks,
         networks: Networks,
         fd_store: FdStore,
+        logs: EngineLogs,
         ended: Callable[[RunscRecord], None],
     ) -> None:
         self._records = records
         self._locks = locks
         self._networks = networks
         self._fd_store = fd_store
+        self._logs = logs
         self.ended = ended
         self._watcher = ExitWatcher()
         self._watched: dict[str, WatchedExit] = {}
@@ -138,7 +141,7 @@ class SandboxExits:
         descriptor = self._fd_store.take(paths.sandbox_id)
         return None if descriptor is None else PendingAnswer(socket.socket(fileno=descriptor), stays=True)
 
-    def _end_meanwhile(self, paths: SandboxPaths) -> "ObservedEnd":
+    def _end_meanwhile(self, paths: SandboxPaths) -> ObservedEnd:
         """Return what is known of a sandbox that ended while no agent ran."""
         pending = self._kept(paths)
         if pending is None:
@@ -153,7 +156,7 @@ class SandboxExits:
             pending.close()
         return ObservedEnd(status, killed=status is None)  # a kernel that ends by itself answers first
 
-    def _settle(self, paths: SandboxPaths, generation: int, end: "ObservedEnd") -> None:
+    def _settle(self, paths: SandboxPaths, generation: int, end: ObservedEnd) -> None:
         """Bury the sandbox if it still is the incarnation that was watched."""
         with self._locks.of(paths.sandbox_id).changing():
             record = self._records.load(paths.sandbox_id)
@@ -166,12 +169,15 @@ class SandboxExits:
                 # The next look at the sandbox, or the agent's next start, tries again.
                 log.exception("sandbox %s ended and could not be settled", paths.sandbox_id)
 
-    def _bury(self, paths: SandboxPaths, record: RunscRecord, end: "ObservedEnd") -> RunscRecord:
+    def _bury(self, paths: SandboxPaths, record: RunscRecord, end: ObservedEnd) -> RunscRecord:
         """Write the death, and free all but the volume."""
         group = paths.cgroup
         memory = MemoryEvents(group.oom_kills(), group.met_memory_limit())
         full = paths.volume.mounted and paths.volume.full()
-        death = death_of(end, memory=memory, disk_full=full, ended_at=datetime.now(UTC))
+        crash = None
+        if end.killed:
+            crash = self._logs.keep(f"{record.sandbox_id}.{record.generation}.log", paths.crash_log)
+        death = death_of(end, memory=memory, disk_full=full, ended_at=datetime.now(UTC), crash=crash)
         dead = record.but(state=EngineState.DEAD, death=death)
         try:
             self._records.save(dead)
@@ -206,6 +212,7 @@ class WatchedExit:
         pending: the wait status to come; ``None`` where it could not be asked for.
         sentry: pidfd of its kernel; it belongs to the watcher.
         gofer: pidfd of its file server, likewise; ``None`` where it is gone already.
+        gofer_first: whether the file server was seen to have ended when nothing else had.
         on_end: called once, from a thread of its own, when the first process or the whole sandbox ends.
     """
 
@@ -213,10 +220,35 @@ class WatchedExit:
     pending: PendingAnswer | None
     sentry: int
     gofer: int | None
-    on_end: Callable[["ObservedEnd"], None]
+    on_end: Callable[[ObservedEnd], None]
     closed: bool = False
     asked_again: bool = False
     lost: bool = False
+    gofer_first: bool = False
+
+    def observed(self, status: int | None) -> ObservedEnd:
+        """Return what is to be known of the end, by what the host says of the engine's processes.
+
+        Args:
+            status: wait status of the first process; ``None`` where the kernel ended without it.
+        """
+        if status is None:  # a kernel that ends by itself answers first
+            unanswered = self.lost or self.pending is not None
+            return ObservedEnd(None, unanswered, how_ended(self.sentry, 0) if unanswered else None)
+        if status != signal.SIGKILL:
+            return ObservedEnd(status)
+        # A kernel whose file server is killed kills its processes, and reports.  But a first process may also be killed
+        # from inside, and then the file server ends by itself at the same time.
+        how = None if self.gofer is None else how_ended(self.gofer, _GOFER_ENDS_WITHIN)
+        return ObservedEnd(status, self.gofer_first if how is None else os.WIFSIGNALED(how), how)
+
+    def free(self) -> None:
+        """Close all descriptors."""
+        os.close(self.sentry)
+        if self.gofer is not None:
+            os.close(self.gofer)
+        if self.pending is not None:
+            self.pending.close()
 
 
 class ExitWatcher:
@@ -288,18 +320,13 @@ class ExitWatcher:
         status = self._answer(watched)
         if status is None and not ended:
             return
-        # A kernel that ends by itself answers first; one whose file server is killed kills its processes, and reports.
-        unanswered = watched.lost or watched.pending is not None
-        killed = unanswered if status is None else watched.gofer is None and status == signal.SIGKILL
-        self._close(watched)
-        end = ObservedEnd(status, killed)
-        threading.Thread(target=watched.on_end, args=(end,), name="sandbox-end", daemon=True).start()
+        self._unregister(watched)
+        threading.Thread(target=_report, args=(watched, status), name="sandbox-end", daemon=True).start()
 
     def _look_at_gofer(self, watched: WatchedExit) -> None:
-        if watched.gofer is not None and readable(watched.gofer, 0):
+        if watched.gofer is not None and not watched.gofer_first and readable(watched.gofer, 0):
             self._selector.unregister(watched.gofer)
-            os.close(watched.gofer)
-            watched.gofer = None
+            watched.gofer_first = True
 
     def _answer(self, watched: WatchedExit) -> int | None:
         """Return the wait status, if it has come."""
@@ -325,76 +352,25 @@ class ExitWatcher:
             self._selector.register(watched.pending, selectors.EVENT_READ, watched)
 
     def _close(self, watched: WatchedExit) -> None:
-        if watched.closed:
-            return
+        if not watched.closed:
+            self._unregister(watched)
+            watched.free()
+
+    def _unregister(self, watched: WatchedExit) -> None:
         watched.closed = True
         for source in _sources(watched):
             self._selector.unregister(source)
-        os.close(watched.sentry)
-        if watched.gofer is not None:
-            os.close(watched.gofer)
-        if watched.pending is not None:
-            watched.pending.close()
 
 
 def _sources(watched: WatchedExit) -> list[int | PendingAnswer]:
-    return [source for source in (watched.sentry, watched.gofer, watched.pending) if source is not None]
+    gofer = None if watched.gofer_first else watched.gofer
+    return [source for source in (watched.sentry, gofer, watched.pending) if source is not None]
 
 
-# -- the decision ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ObservedEnd:
-    """What was seen of a sandbox's end.
-
-    Attributes:
-        status: wait status of the first process; ``None`` where nobody received it.
-        killed: whether the sandbox's kernel, or the host process that serves its files, ended before the first
-            process did.  Nothing inside can do that.
-    """
-
-    status: int | None = None
-    killed: bool = False
-
-
-@dataclass(frozen=True)
-class MemoryEvents:
-    """What the host counted in the sandbox's memory group.
-
-    Attributes:
-        kills: how often the host killed in it for want of memory.
-        limit_met: whether the group ever met its own bound.
-    """
-
-    kills: int = 0
-    limit_met: bool = False
-
-
-def death_of(end: ObservedEnd, *, memory: MemoryEvents, disk_full: bool, ended_at: datetime) -> Death:
-    """Decide why a sandbox ended whose first process or kernel ended.
-
-    Args:
-        end: what was seen of it.
-        memory: what the host counted of its memory.
-        disk_full: whether its volume had no free block at the end.
-        ended_at: when.
-    """
-    code = None if end.status is None else exit_of(end.status).code
-    if memory.kills and code != 0:
-        detail = (
-            "it used more memory than memory_mb allows and was killed"
-            if memory.limit_met
-            else "the node ran out of memory, and its kernel chose this sandbox to be killed"
-        )
-        return Death(DeathReason.OOM, code, detail, ended_at)
-    if end.killed:
-        detail = "a process of its engine was killed on the node, from outside; create it again or restart it"
-        return Death(DeathReason.EVICTED, code, detail, ended_at)
-    if disk_full and code not in (0, None):
-        detail = f"its first process ended with exit code {code} while its disk was full (disk_mb)"
-        return Death(DeathReason.DISK_FULL, code, detail, ended_at)
-    if code is None:
-        detail = "it ended while neither the node agent nor its FD store ran, so its exit code is not known"
-        return Death(DeathReason.EXITED, None, detail, ended_at)
-    return Death(DeathReason.EXITED, code, f"its first process ended with exit code {code}", ended_at)
+def _report(watched: WatchedExit, status: int | None) -> None:
+    """Call whoever waits for the end: the body of a thread."""
+    try:
+        end = watched.observed(status)
+    finally:
+        watched.free()
+    watched.on_end(end)

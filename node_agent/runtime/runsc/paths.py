@@ -111,6 +111,11 @@ class SandboxPaths:
         return self.directory / "runsc.log"
 
     @property
+    def crash_log(self) -> Path:
+        """What the sandbox's kernel writes when it crashes.  It is on the volume, so its size is bounded."""
+        return self.volume.path / "log" / "engine"
+
+    @property
     def settling(self) -> Path:
         """There while a pause or resume was begun and its end is not in the record yet."""
         return self.directory / "settling"

@@ -102,7 +102,8 @@ class Runsc:
 
     def _launch(self, action: Sequence[str], sandbox: SandboxPaths, network: bool, attempt: StartAttempt) -> None:
         hide = HIDE_SYSCTL if network and self.hide_sysctl else ()
-        command = [*_DIE_WITH_US, *hide, *self._command(network), f"--log={sandbox.engine_log}", *action]
+        command = [*_DIE_WITH_US, *hide, *self._command(network), f"--log={sandbox.engine_log}"]
+        command += [f"--panic-log={sandbox.crash_log}", *action]
         command += [f"--bundle={sandbox.bundle}", f"--pid-file={sandbox.pid_file}", sandbox.container]
         attempt.check()
         self.state.mkdir(mode=0o700, exist_ok=True)

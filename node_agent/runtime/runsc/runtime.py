@@ -43,6 +43,7 @@ from node_agent.runtime.record import RecordStore, RunscPart, RunscRecord
 from node_agent.runtime.runsc import pause, probe
 from node_agent.runtime.runsc.control import ControlError, ControlLostError
 from node_agent.runtime.runsc.create import RunscSteps
+from node_agent.runtime.runsc.death import EngineLogs
 from node_agent.runtime.runsc.exec import start_exec
 from node_agent.runtime.runsc.exit_watch import SandboxExits
 from node_agent.runtime.runsc.fd_store import FdStore
@@ -91,7 +92,8 @@ class RunscRuntime(SandboxRuntime):
         self._fd_store = FdStore(tag)
         self._records = RecordStore(self._node.sandboxes, RunscPart)
         self._locks = SandboxLocks()
-        self._exits = SandboxExits(self._records, self._locks, self._networks, self._fd_store, self._ended)
+        logs = EngineLogs(root / "engine-logs")
+        self._exits = SandboxExits(self._records, self._locks, self._networks, self._fd_store, logs, self._ended)
         self._steps = RunscSteps(
             node=self._node,
             probed=lambda: self._runsc,

@@ -18,7 +18,8 @@ from node_agent.host import mounts
 from node_agent.host.cgroup import Cgroup
 from node_agent.host.process import readable
 from node_agent.runtime.base import EngineState
-from node_agent.runtime.runsc.paths import SandboxPaths
+from node_agent.runtime.runsc.control import ControlLostError
+from node_agent.runtime.runsc.paths import RunscPaths, SandboxPaths
 from tests.contract.runtime.lab import UNTIL_GO, Box, Lab, in_thread, read_all, read_until
 from tests.contract.runtime.marks import runsc_only
 
@@ -38,6 +39,39 @@ def test_killed_process_of_the_engine_ends_the_sandbox(lab: Lab, name: str) -> N
         read_all(process)
         process.close()
         _nothing_runs(lab, box)
+
+
+@runsc_only
+def test_crash_of_the_engine_is_told_from_a_kill_and_its_log_is_kept(lab: Lab) -> None:
+    with lab.sandbox() as crashed, lab.sandbox() as killed:
+        logs = lab.root / "engine-logs"
+        kept = set(logs.glob("*"))
+        with contextlib.suppress(ControlLostError):
+            RunscPaths(lab.root, lab.tag).of(crashed.id).control.resume()  # gVisor panics: nothing is paused
+        _kill(killed, "runsc-sandbox")
+
+        crash, kill = lab.runtime.wait(crashed.id), lab.runtime.wait(killed.id)
+
+        assert (crash.reason, kill.reason) == (DeathReason.EVICTED, DeathReason.EVICTED)
+        assert "panic: Invalid stopCount" in crash.detail
+        assert "signal 9" in kill.detail
+        (log,) = set(logs.glob("*")) - kept
+        assert log.name in crash.detail
+        assert b"EndExternalStop" in log.read_bytes()
+    assert log.exists()
+
+
+@runsc_only
+def test_first_process_that_is_killed_from_inside_is_no_eviction(lab: Lab) -> None:
+    """The process that serves its files ends at the same time, by itself."""
+    for _ in range(5):
+        with lab.sandbox(security={"user": "0:0"}) as box:
+            ending = in_thread(lab.runtime.wait, box.id)
+            with contextlib.suppress(RuntimeFailure):
+                box.sh("kill -9 1")
+
+            death = ending.result()
+            assert (death.reason, death.exit_code) == (DeathReason.EXITED, 137)
 
 
 @runsc_only

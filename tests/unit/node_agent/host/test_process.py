@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.host.process import CommandError, ended_within, kill_group, readable, run, start
+from node_agent.host.process import CommandError, ended_within, how_ended, kill_group, readable, run, start
 
 
 def test_stdout_is_returned_whole_and_input_is_fed() -> None:
@@ -79,3 +79,33 @@ def test_killed_group_is_reaped() -> None:
     kill_group(process)
 
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 3", 3 << 8), ("kill -9 $$", 9)])
+def test_end_of_a_process_that_its_parent_has_not_asked_for_is_known(script: str, status: int) -> None:
+    process = subprocess.Popen(["sh", "-c", script])
+    handle = os.pidfd_open(process.pid)
+    try:
+        assert how_ended(handle, 60) == status
+    finally:
+        os.close(handle)
+        process.wait()
+
+
+def test_end_of_a_process_that_runs_is_not_known() -> None:
+    handle = os.pidfd_open(os.getpid())
+    try:
+        assert how_ended(handle, 0) is None
+    finally:
+        os.close(handle)
+
+
+def test_end_of_a_process_that_its_parent_has_asked_for_is_never_told_wrongly() -> None:
+    """Linux tells it from 6.15 on."""
+    process = subprocess.Popen(["sh", "-c", "exit 3"])
+    handle = os.pidfd_open(process.pid)
+    try:
+        process.wait()
+        assert how_ended(handle, 0) in (3 << 8, None)
+    finally:
+        os.close(handle)
