@@ -6,9 +6,10 @@ from enum import StrEnum
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
+from gateway.wire.limits import MAX_GPUS
 from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
 from gateway.wire.references import parse_image
-from gateway.wire.resources import Shape
+from gateway.wire.resources import ALL_GPUS, Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 from gateway.wire.tenants import DEFAULT_TENANT, qualified
@@ -70,6 +71,12 @@ class Sandbox:
         return qualified(self.tenant, self.spec.id)
 
     @property
+    def asked(self) -> Shape:
+        """What it may turn out to take: ``all`` GPUs of a node that is not chosen yet may be any number."""
+        shape = self.spec.shape
+        return shape.model_copy(update={"gpus": MAX_GPUS}) if self.spec.gpus == ALL_GPUS else shape
+
+    @property
     def granted(self) -> Shape:
         """What it takes of its node while it lives."""
         return self.spec.shape.model_copy(update={"gpus": self.granted_gpus})
@@ -91,7 +98,7 @@ class Sandbox:
     @property
     def claimed(self) -> Shape:
         """What counts against its tenant's quota: what it takes of its node, or waits for."""
-        return self.spec.shape if self.state is SandboxState.PENDING else self.held
+        return self.asked if self.state is SandboxState.PENDING else self.held
 
     def same_operation(self, other: "Sandbox") -> bool:
         """Return whether both are at the same operation: what was decided for one still holds for the other."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from gateway.core.model import Node, Sandbox
 from gateway.wire.capacity import PoolCeiling
-from gateway.wire.resources import Shape
+from gateway.wire.resources import ALL_GPUS, Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import NodeState
 
@@ -48,7 +48,7 @@ class Requirements:
     def of(cls, sandbox: Sandbox, avoid: frozenset[str] = frozenset()) -> "Requirements":
         """Return the requirements of ``sandbox``."""
         spec = sandbox.spec
-        return cls(spec.shape, spec.chosen_runtime, spec.isolation, spec.gpus == "all", avoid)
+        return cls(spec.shape, spec.chosen_runtime, spec.isolation, spec.gpus == ALL_GPUS, avoid)
 
     @property
     def wants_gpus(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Final
 from gateway.core.policy import Policy
 from gateway.wire.capacity import PrepareRequest
 from gateway.wire.references import ImageId, host_of, is_private_host, matches, parse_image, registry_allowed
+from gateway.wire.resources import ALL_GPUS
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 
 ALWAYS: Final = "every policy"
@@ -107,7 +108,7 @@ def _size(asked: SandboxSpec | PrepareRequest, policy: Policy) -> Iterator[Viola
     yield from _at_most("cpus", shape.cpus, policy.max_cpus, policy.where("max_cpus"))
     yield from _at_most("memory_mb", shape.memory_mb, policy.max_memory_mb, policy.where("max_memory_mb"))
     yield from _at_most("disk_mb", shape.disk_mb, policy.max_disk_mb, policy.where("max_disk_mb"))
-    if asked.gpus == "all" and policy.gpus is not None:
+    if asked.gpus == ALL_GPUS and policy.gpus is not None:
         yield Violation("gpus", "'all'", f"at most {policy.gpus}", policy.where("gpus"))
     else:
         yield from _at_most("gpus", shape.gpus, policy.gpus, policy.where("gpus"))

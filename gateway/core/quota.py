@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from gateway.core.model import Sandbox
 from gateway.core.policy import Quota
-from gateway.wire.limits import MAX_GPUS
 from gateway.wire.resources import Shape
 
 _ROUNDING: Final = 1e-9
@@ -68,12 +66,6 @@ def units_excess(quota: Quota, used: int, more: int) -> Excess | None:
     if limit is None or used + more <= limit:
         return None
     return Excess("prepared_units", _PREPARED, limit, used, more, quota.where("prepared_units"))
-
-
-def asked_by(sandbox: Sandbox) -> Shape:
-    """Return what a new sandbox asks of a quota: ``all`` GPUs of a node that is not chosen yet may be any number."""
-    shape = sandbox.spec.shape
-    return shape.model_copy(update={"gpus": MAX_GPUS}) if sandbox.spec.gpus == "all" else shape
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from gateway.core.placement import (
     place_all,
 )
 from gateway.core.policy import Quota
-from gateway.core.quota import asked_by, claim_excess, paced
+from gateway.core.quota import claim_excess, paced
 from gateway.services.tasks import AsyncClock
 from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.store import capacity, nodes, sandboxes
@@ -157,7 +157,7 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
 
 def _charge(session: Session, fresh: Sandbox, quota: Quota, now: datetime) -> None:
     """Count a new sandbox against its tenant's quota, in the transaction that writes it."""
-    require_quota(session, fresh.tenant, quota, asked_by(fresh))
+    require_quota(session, fresh.tenant, quota, fresh.asked)
     if quota.creates_per_second is None:
         return
     if not quota.creates_per_second:

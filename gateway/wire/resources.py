@@ -1,8 +1,9 @@
 """Amounts of resources: what a sandbox uses, and what a node has."""
 
-from typing import Self
+import re
+from typing import Annotated, Final, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from gateway.wire import limits
 from gateway.wire.base import WireModel
@@ -62,3 +63,53 @@ class Shape(WireModel):
     def fits(self, free: "Shape") -> bool:
         """Return whether ``free`` has enough of every resource."""
         return not self.shortfalls(free)
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+
+# What `docker run --gpus` is given, in the three forms that a spec may use.  Engines hand the names of devices on to
+# NVIDIA's tools as they are, and those take more than names: all, none, void, the beginning of a UUID.  So only whole
+# names pass, each once, and their number is the number of GPUs.
+ALL_GPUS: Final = "all"
+_DEVICES: Final = "device="
+_UUID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_NUMBER: Final = "(?:0|[1-9][0-9]?)"
+# Number or UUID of a GPU; ``0:1`` or UUID of an instance that MIG made of one.
+_NAME: Final = f"(?:{_NUMBER}(?::{_NUMBER})?|(?:GPU|MIG)-{_UUID})"
+_GRAMMAR: Final = re.compile(f"{ALL_GPUS}|{_DEVICES}(?:{ALL_GPUS}|{_NAME}(?:,{_NAME}){{0,{limits.MAX_GPUS - 1}}})")
+
+
+def devices_of(gpus: int | str) -> tuple[str, ...]:
+    """Return the devices that a checked request names; none for a count and for ``all``."""
+    if isinstance(gpus, int) or gpus == ALL_GPUS:
+        return ()
+    return tuple(gpus.removeprefix(_DEVICES).split(","))
+
+
+def count_of(gpus: int | str) -> int:
+    """Return how many GPUs a checked request needs at least: ``all`` of a node that has any is one or more."""
+    if isinstance(gpus, int):
+        return gpus
+    return len(devices_of(gpus)) or 1
+
+
+def _checked(text: str) -> str:
+    if not _GRAMMAR.fullmatch(text):
+        raise ValueError(f"gpus: {text!r} is neither a count, nor 'all', nor 'device=' with numbers or whole UUIDs")
+    if text == _DEVICES + ALL_GPUS:
+        return ALL_GPUS
+    devices = devices_of(text)
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"gpus: {text!r} names a device twice")
+    return text
+
+
+GpuRequest = (
+    Annotated[int, Field(ge=0, le=limits.MAX_GPUS)]
+    | Annotated[
+        str,
+        AfterValidator(_checked),
+        # Wider than the grammar, for people; `_checked` decides.
+        Field(json_schema_extra={"pattern": "^(all|device=[A-Za-z0-9:-]+(,[A-Za-z0-9:-]+)*)$"}),
+    ]
+)

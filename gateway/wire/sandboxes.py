@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.references import ImageName
-from gateway.wire.resources import Shape
+from gateway.wire.resources import GpuRequest, Shape, count_of
 from gateway.wire.states import DeathReason, SandboxState
 from gateway.wire.tenants import DEFAULT_TENANT, QualifiedId
 
@@ -162,11 +162,8 @@ class SandboxSpec(WireRequest):
     """MiB for all processes together and /tmp; exceeding it ends the whole sandbox: ``oom``."""
     disk_mb: int = Field(default=limits.DEFAULT_DISK_MB, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
     """MiB for the writable layer and the workspace together."""
-    gpus: (
-        Annotated[int, Field(ge=0, le=limits.MAX_GPUS)]
-        | Annotated[str, StringConstraints(pattern=r"^(all|device=[A-Za-z0-9,:-]{1,512})$")]
-    ) = 0
-    """As ``docker run --gpus``: a count, ``all``, or ``device=0,1``."""
+    gpus: GpuRequest = 0
+    """As ``docker run --gpus``: a count, ``all``, or ``device=0,1`` with numbers or whole UUIDs."""
     network: Network = "none"
     """``none``: loopback only; ``bridge``: the internet, but no private network."""
     ttl_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)
@@ -233,9 +230,7 @@ class SandboxSpec(WireRequest):
     @property
     def gpu_count(self) -> int:
         """Number of GPUs that placement must find; ``all`` needs at least one."""
-        if isinstance(self.gpus, int):
-            return self.gpus
-        return 1 if self.gpus == "all" else self.gpus.count(",") + 1
+        return count_of(self.gpus)
 
     @property
     def host_level_capabilities(self) -> list[str]:

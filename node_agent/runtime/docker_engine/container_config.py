@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.wire.limits import MIB
+from gateway.wire.resources import ALL_GPUS, devices_of
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host import cgroup
 from node_agent.host.accounts import Account
@@ -203,8 +204,8 @@ def device_requests(gpus: int | str) -> list[dict[str, Any]]:
     request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}, "Count": 0, "DeviceIDs": None}
     if isinstance(gpus, int):
         request["Count"] = gpus
-    elif gpus == "all":
+    elif gpus == ALL_GPUS:
         request["Count"] = -1
     else:
-        request["DeviceIDs"] = gpus.removeprefix("device=").split(",")
+        request["DeviceIDs"] = list(devices_of(gpus))
     return [request]

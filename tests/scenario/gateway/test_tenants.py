@@ -89,6 +89,12 @@ async def test_a_standing_limit_counts_what_waits_too(here: World, key: str, lim
 
 async def test_all_gpus_of_an_unknown_node_are_more_than_any_quota(here: World) -> None:
     assert await create(here, "a", terms(gpus=8), gpus="all") is ErrorCode.QUOTA_EXCEEDED
+    assert await create(here, "a", terms(gpus=8), gpus="device=all") is ErrorCode.QUOTA_EXCEEDED
+
+
+async def test_all_gpus_count_while_they_are_waited_for_as_when_they_were_asked_for(here: World) -> None:
+    assert await create(here, "a", terms(gpus=64), gpus="all") is ErrorCode.NO_ROOM
+    assert await create(here, "b", terms(gpus=64), gpus=1) is ErrorCode.QUOTA_EXCEEDED
 
 
 async def test_the_refusal_names_limit_use_and_place(here: World) -> None:

@@ -103,6 +103,7 @@ def test_what_dropping_leaves_counts_as_added() -> None:
         ({"runtimes": ["runsc"]}, {"gpus": 1}, ["runtime"]),
         ({"gpus": 0}, {"gpus": 1}, ["gpus"]),
         ({"gpus": 8}, {"gpus": "all"}, ["gpus"]),
+        ({"gpus": 8}, {"gpus": "device=all"}, ["gpus"]),
         ({"gpus": 1}, {"gpus": "device=0,1"}, ["gpus"]),
         ({"max_cpus": 2}, {"cpus": 2.5}, ["cpus"]),
         ({"max_memory_mb": 512}, {}, ["memory_mb"]),

@@ -51,3 +51,37 @@ def test_setuid_programs_need_a_kernel_that_lets_them() -> None:
     assert not spec(isolation="runc", **asked).security.no_new_privileges
     with pytest.raises(ValidationError):
         spec(**asked)
+
+
+GPU = "GPU-8f2b1c9e-0d5a-4b7f-9c3e-1a2b3c4d5e6f"
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept", "count"),
+    [
+        (3, 3, 3),
+        ("all", "all", 1),
+        ("device=all", "all", 1),
+        ("device=0", "device=0", 1),
+        ("device=0,11", "device=0,11", 2),
+        ("device=0:0,0:1", "device=0:0,0:1", 2),
+        (f"device={GPU},1,MIG{GPU[3:]}", f"device={GPU},1,MIG{GPU[3:]}", 3),
+    ],
+)
+def test_gpus_are_counted_by_what_they_give(asked: int | str, kept: int | str, count: int) -> None:
+    made = spec(gpus=asked)
+    assert (made.gpus, made.gpu_count, made.shape.gpus) == (kept, count, count)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("", "device=", "device=,", "device=0,", "device=,0", "device=-1", "device=00", "device=0,0", "device=100"),
+        *("device=ALL", "device=0,all", "device=none", "device=void", "device=GPU-", "device=GPU-1", "device=0:0:0"),
+        *("All", "none", "2", "count=2", "device=0,capabilities=utility", '"device=0"', "device=0\n", "all\n", -1, 65),
+        *(f"device={GPU},{GPU}", f"device={GPU.lower()}", "device=" + ",".join(map(str, range(65)))),
+    ],
+)
+def test_gpus_that_are_none_or_the_same_twice_are_refused(asked: int | str) -> None:
+    with pytest.raises(ValidationError):
+        spec(gpus=asked)

@@ -110,7 +110,7 @@ def test_an_execs_directory_is_relative_to_the_sandboxs(asked: str | None, expec
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "devices"), [(2, 2, None), ("all", -1, None), ("device=0,GPU-1", 0, ["0", "GPU-1"])]
+    ("asked", "count", "devices"), [(2, 2, None), ("all", -1, None), ("device=0,3", 0, ["0", "3"])]
 )
 def test_gpus_are_asked_for_as_the_command_line_does(asked: int | str, count: int, devices: list[str] | None) -> None:
     (request,) = container_config.device_requests(asked)
