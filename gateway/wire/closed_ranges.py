@@ -6,6 +6,10 @@ address of a metadata service outside them:
 * https://www.iana.org/assignments/iana-ipv4-special-registry
 * https://www.iana.org/assignments/iana-ipv6-special-registry
 
+They were compared with the lists that CPython's `ipaddress` and hypothesis keep of both, and with the entries that the
+registries have had since, to October 2025 (100:0:0:1::/64, 2001:1::3/128, 2001:30::/28, 3fff::/20, 5f00::/16).  None is
+missing.
+
 The few entries that the registries call globally reachable are closed as well.  They serve relays and translations
 (6to4, NAT64, Teredo, AMT), which carry a packet on to an address inside that nobody looks at, or they answer for
 private names (AS112).  No sandbox needs one, and an operator can open each.
