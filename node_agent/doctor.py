@@ -153,7 +153,11 @@ def docker_engine() -> Check:
     name = "node: Docker engine"
     output = _output_of(["docker", "version", "--format", "{{.Server.Version}}"])
     if output is not None:
-        return _ok(name, f"{output.strip()} answers; what it pulls is checked by the registry's address alone")
+        return _ok(
+            name,
+            f"{output.strip()} answers; of what it pulls only the registry's address is checked, and it may send"
+            " the engine on to addresses inside: where clients are not trusted, list registries in the policy",
+        )
     if shutil.which("dockerd", path=ADMIN_PATH):
         return _warning(name, "installed, but none answers on its default socket", "sandboxes up starts one of its own")
     return _error(name, "not installed; it holds the images", "apt-get install docker.io")
