@@ -1,27 +1,45 @@
 """One autoscaler acts at a time.
 
-On one machine a file lock, which the kernel releases when its process dies by any means; with a journal in PostgreSQL
-also an advisory lock there, which the server releases with the connection.  No clock is involved in either.
+In one state directory there is a file lock, which the kernel releases when its process dies.  It is an open file
+description lock (fcntl(2)), because that kind can be queried without being taken: a command that only looks never gets
+in the way of a daemon that starts.  filelock and flock(2) cannot do that.
 
-The file lock is an open file description lock (fcntl(2)), because that kind can be queried without being taken: a
-command that only looks never gets in the way of a daemon that starts.  filelock and flock(2) cannot do that.
+On one journal in PostgreSQL, which autoscalers on several machines may share, there is a lease, which runs out unless
+it is renewed. It is a row with an owner, a number and an expiry by the clock of the database; so it needs no session,
+and holds past a pooler too. Its owner renews it every third of its length, and acts only until a third before its end,
+by a clock of its own that counts from before the renewal was sent. So one that is frozen, starved or cut off has
+stopped by the time that another may begin.
+
+Each change of owner raises the number. Every write to the journal looks whether the row still has the writer's, in the
+same transaction; and since the journal comes before every call, one that was overtaken calls nothing new.
 """
 
 import contextlib
 import errno
 import fcntl
-import hashlib
+import logging
 import os
+import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
+from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import Session
 
 from autoscaler.errors import LockedError
+from autoscaler.throttled_log import ThrottledLog
+
+log = logging.getLogger(__name__)
+
+# -- the file lock ----------------------------------------------------------------------------------------------------
 
 # struct flock of Linux on 64-bit machines: type, whence, start, length, process id.
 _FLOCK: Final = "hhqqi4x"
@@ -73,37 +91,137 @@ def _take(file: IO[str]) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def held_in_database(engine: Engine, deployment: str) -> Iterator[Callable[[], None]]:
-    """Hold the advisory lock of a deployment in PostgreSQL; any other database is a file, and has its own lock.
+# -- the lease --------------------------------------------------------------------------------------------------------
 
-    Yields:
-        A function to call before each round, which raises `LockedError` once the lock is no longer certain.
+LEASE_SECONDS: Final = 30.0
+NOT_RENEWED: Final = "the lease cannot be renewed"
 
-    Raises:
-        LockedError: another process holds it.
+_TAKE: Final = text(
+    "INSERT INTO lease (deployment, owner, number, expires_at)"
+    " VALUES (:deployment, :owner, 1, clock_timestamp() + make_interval(secs => :seconds))"
+    " ON CONFLICT (deployment) DO UPDATE SET owner = excluded.owner, expires_at = excluded.expires_at,"
+    " number = CASE WHEN lease.owner = excluded.owner THEN lease.number ELSE lease.number + 1 END"
+    " WHERE lease.owner = excluded.owner OR lease.expires_at <= clock_timestamp()"
+    " RETURNING number"
+)
+_GIVE_BACK: Final = text(
+    "UPDATE lease SET expires_at = clock_timestamp() WHERE deployment = :deployment AND owner = :owner"
+)
+_LOOK: Final = text("SELECT owner FROM lease WHERE deployment = :deployment")
+# Shared, so that the lanes of one owner do not wait for one another, and nobody takes the lease during the transaction.
+_FENCE: Final = text(
+    "SELECT 1 FROM lease WHERE deployment = :deployment AND owner = :owner AND number = :number FOR SHARE"
+)
+
+
+def _awake_seconds() -> float:
+    """Return seconds that also pass while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class _Held:
+    number: int
+    until: float
+    """By this process's clock."""
+
+
+class Lease:
+    """The right of one process to act for a deployment.
+
+    Args:
+        engine: of the journal's database.
+        deployment: for which only one may act.
+        seconds: its length, after which another may take it.
+        clock: returns seconds.
     """
-    if engine.dialect.name != "postgresql":
-        yield lambda: None  # a file lock cannot be lost
-        return
-    key = int.from_bytes(hashlib.sha256(f"sandbox-fleet {deployment}".encode()).digest()[:8], signed=True)
-    # A session's lock lives as long as its connection, so this one is kept out of the pool and out of transactions.
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        if not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": key}):
-            raise LockedError(f"another autoscaler of {deployment} holds the lock in its database; stop it first")
-        connection.detach()  # closing it ends the session, and with it the lock
-        yield lambda: _verify(connection, key)
 
+    def __init__(
+        self,
+        engine: Engine,
+        deployment: str,
+        seconds: float = LEASE_SECONDS,
+        clock: Callable[[], float] = _awake_seconds,
+    ) -> None:
+        self._engine = engine
+        self._deployment = deployment
+        self._seconds = seconds
+        self._clock = clock
+        self._held: _Held | None = None
+        self._over = threading.Event()
+        self._log = ThrottledLog(log, time.monotonic)
+        self.owner = f"{socket.gethostname()} process {os.getpid()} {uuid4().hex[:8]}"
+        self.overtaken = False
+        """Whether another has acted since this one did; what it knows of the world is then no longer true."""
 
-def _verify(connection: Connection, key: int) -> None:
-    """Raise unless the same session still holds the lock; a new connection would not."""
-    query = (
-        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted"
-        " AND ((classid::bigint << 32) | objid::bigint) = :key"
-    )
-    try:
-        found = connection.scalar(text(query), {"key": key})
-    except SQLAlchemyError as error:
-        raise LockedError(f"the connection that held the lock is lost: {error}") from error
-    if not found:
-        raise LockedError("the lock in the database is lost")
+    def is_held(self) -> bool:
+        """Return whether this process may act now."""
+        held = self._held
+        return held is not None and not self.overtaken and self._clock() < held.until
+
+    def renew(self) -> bool:
+        """Take the lease, or hold it for longer; return whether that succeeded.
+
+        Raises:
+            SQLAlchemyError: nobody knows; what is held already runs out.
+        """
+        sent = self._clock()
+        with self._engine.begin() as connection:
+            values = {"deployment": self._deployment, "owner": self.owner, "seconds": self._seconds}
+            number = connection.execute(_TAKE, values).scalar_one_or_none()
+        before = self._held
+        if before is not None and number != before.number:
+            self.overtaken = True
+        if number is None or self.overtaken:
+            return False
+        self._held = _Held(number, sent + self._seconds * 2 / 3)
+        return True
+
+    def holder(self) -> str:
+        """Return who has the lease or had it last."""
+        with self._engine.begin() as connection:
+            return str(connection.execute(_LOOK, {"deployment": self._deployment}).scalar_one_or_none() or "nobody")
+
+    def guard(self, session: Session) -> None:
+        """Let the transaction commit only while the lease is this process's.
+
+        Raises:
+            LockedError: it is another's.
+        """
+        number = None if self._held is None else self._held.number
+        values = {"deployment": self._deployment, "owner": self.owner, "number": number}
+        if session.execute(_FENCE, values).first() is None:
+            raise LockedError(f"the lease of {self._deployment} is no longer this autoscaler's; nothing was written")
+
+    def give_back(self) -> None:
+        """Let another take it at once."""
+        self._held = None
+        with self._engine.begin() as connection:
+            connection.execute(_GIVE_BACK, {"deployment": self._deployment, "owner": self.owner})
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renew it on a thread of its own until the block ends, and give it back then."""
+        renewer = threading.Thread(target=self._keep, name="lease", daemon=True)
+        renewer.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            renewer.join(self._seconds)
+            with contextlib.suppress(SQLAlchemyError):  # it runs out by itself
+                self.give_back()
+
+    def _keep(self) -> None:
+        while True:
+            acted, pause = self.is_held(), self._seconds / 3
+            try:
+                if self.renew():
+                    self._log.resolve(NOT_RENEWED)
+                elif not acted:
+                    self._log.report("standing by", f"{self.holder()} has the lease of {self._deployment}")
+            except SQLAlchemyError as error:
+                self._log.report(NOT_RENEWED, " ".join(str(getattr(error, "orig", None) or error).split()))
+                pause = self._seconds / 15
+            if self._over.wait(pause):
+                return

@@ -4,8 +4,10 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from autoscaler import lock, teardown, user_data
@@ -15,6 +17,7 @@ from autoscaler.daemon import Daemon
 from autoscaler.errors import AutoscalerError, LockedError
 from autoscaler.executor import Executor
 from autoscaler.lanes import ThreadLanes
+from autoscaler.lock import Lease
 from autoscaler.observe import Observer
 from autoscaler.provider_polling import Pace
 from autoscaler.reconcile import Reconciler
@@ -95,26 +98,43 @@ def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bo
         AutoscalerError: it cannot start, or another one is running.
     """
     with locked(settings), assembled(settings, environ, execute=execute) as parts:
-        mode = "executing" if execute else "observing only"
-        log.info("autoscaler of %s: %d pools, %s", settings.deployment, len(settings.pools), mode)
-        with lock.held_in_database(parts.journal.engine, settings.deployment) as verify_lock:
-            _daemon(parts.reconciler, verify_lock if execute else _no_op, settings, execute=execute).run()
+        begin = partial(log.info, "autoscaler of %s: %d pools, %s", settings.deployment, len(settings.pools))
+        if not execute:
+            begin("observing only")
+            Daemon(parts.reconciler.tick, _no_op, settings.tick_seconds).run()
+        elif not parts.journal.shared:
+            begin("executing")
+            Daemon(parts.reconciler.tick, parts.reconciler.prune, settings.tick_seconds).run()
+        else:
+            _take_turns(parts, settings, partial(begin, "executing"))
 
 
-def _daemon(
-    reconciler: Reconciler, verify_lock: Callable[[], None], settings: AutoscalerSettings, *, execute: bool
-) -> Daemon:
-    def tick(is_stopping: Callable[[], bool]) -> object:
-        try:
-            verify_lock()
-        except LockedError as error:
-            # Another one may act from here on, so this one ends as if it had been asked to.
-            log.error("%s", error)
+def _take_turns(parts: Assembly, settings: AutoscalerSettings, begin: Callable[[], None]) -> None:
+    """Run while this process has the lease, and stand by while another has it.
+
+    Raises:
+        LockedError: another has acted since this one did; whoever restarts the process gives it a fresh view.
+    """
+    lease, begun = Lease(parts.journal.engine, settings.deployment), threading.Event()
+    parts.journal.guard = lease.guard
+
+    def tick(is_stopping: Callable[[], bool]) -> None:
+        if lease.overtaken:
             os.kill(os.getpid(), signal.SIGTERM)
-            return None
-        return reconciler.tick(is_stopping)
+        elif lease.is_held():
+            if not begun.is_set():
+                begun.set()
+                begin()
+            parts.reconciler.tick(lambda: is_stopping() or not lease.is_held())
 
-    return Daemon(tick, reconciler.prune if execute else _no_op, settings.tick_seconds)
+    def prune() -> None:
+        if lease.is_held():
+            parts.reconciler.prune()
+
+    with lease.kept():
+        Daemon(tick, prune, settings.tick_seconds).run()
+    if lease.overtaken:
+        raise LockedError(f"another autoscaler has taken over {settings.deployment}; this one ends, start it again")
 
 
 @contextlib.contextmanager
@@ -238,6 +258,20 @@ def _clock_jumped(seconds: float) -> None:
     log.warning("the wall clock jumped by %.0f s: nothing is deleted for its age for a while", seconds)
 
 
+@contextlib.contextmanager
+def _sole(journal: Journal, settings: AutoscalerSettings) -> Iterator[None]:
+    """Keep every autoscaler on the journal from acting until the block ends."""
+    if not journal.shared:
+        yield
+        return
+    lease = Lease(journal.engine, settings.deployment)
+    if not lease.renew():
+        raise LockedError(f"{lease.holder()} has the lease of {settings.deployment}; stop that autoscaler first")
+    journal.guard = lease.guard
+    with lease.kept():
+        yield
+
+
 def _no_op() -> None:
     """Do nothing, as a daemon does that only observes."""
 
@@ -257,7 +291,7 @@ def release_fleet(settings: AutoscalerSettings, environ: Mapping[str, str], with
         AutoscalerError: a provider or the journal cannot be used.
     """
     providers = make_providers(settings, environ)
-    with contextlib.closing(open_journal(settings)) as journal:
+    with contextlib.closing(open_journal(settings)) as journal, _sole(journal, settings):
         names = frozenset(intent.name for intent in journal.open_intents())
         left = teardown.release(journal, providers, clock=DaemonClock(), within=within, lanes=ThreadLanes())
     for sentence in teardown.forget_nodes(GatewayClient(settings.gateway_url, _token(settings), attempts=1), names):

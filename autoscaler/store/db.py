@@ -16,9 +16,13 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from sqlalchemy.pool import StaticPool
 
 from autoscaler.errors import JournalError
+from gateway.wire import postgresql
 
 MIGRATIONS: Final = Path(__file__).parent / "migrations"
 BUSY_SECONDS: Final = 10
+MIGRATION_SECONDS: Final = 60
+MIGRATION_LOCK: Final = 0x5A17_A5CA
+"""Key of the PostgreSQL advisory lock under which a journal is migrated; any number will do."""
 
 
 def open_engine(url: str) -> Engine:
@@ -34,12 +38,24 @@ def open_engine(url: str) -> Engine:
             path.touch(mode=0o600)
             path.chmod(0o600)
     with _journal_errors(url):
-        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS} if url.startswith("sqlite") else {})
-        if engine.dialect.name == "sqlite":
-            event.listen(engine, "connect", _set_pragmas)
-            event.listen(engine, "begin", _begin)
+        engine = _engine(url)
         with engine.begin() as connection:
+            _wait_for_migrations(connection)
             _migrate(connection)
+    return engine
+
+
+def _engine(url: str) -> Engine:
+    if url.startswith("sqlite"):
+        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+        event.listen(engine, "connect", _set_pragmas)
+        event.listen(engine, "begin", _begin)
+        return engine
+    parsed = make_url(url)
+    arguments = {name: value for name, value in postgresql.connect_args().items() if name not in parsed.query}
+    engine = create_engine(parsed, pool_pre_ping=True, connect_args=arguments)
+    for name, listener in postgresql.listeners().items():
+        event.listen(engine, name, listener)
     return engine
 
 
@@ -52,7 +68,7 @@ def open_copy(url: str) -> Engine:
     path = _file(url)
     with _journal_errors(url):
         if path is None:
-            engine = create_engine(url)
+            engine = _engine(url)
             with engine.connect() as connection:
                 _check(connection)
             return engine
@@ -102,6 +118,14 @@ def _set_pragmas(connection: Any, _record: Any) -> None:
 
 def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _wait_for_migrations(connection: Connection) -> None:
+    """Hold off the migration of another autoscaler on this database, or wait for it; a file is one process's."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{MIGRATION_SECONDS}s'")
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
 
 
 def _migrate(connection: Connection) -> None:

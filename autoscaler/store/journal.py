@@ -1,6 +1,7 @@
 """The journal of intents.  Every method is one transaction, durable when it returns, from any thread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
@@ -39,6 +40,8 @@ class Journal:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.guard: Callable[[Session], None] = lambda _: None
+        """Called first in every transaction that writes; what it raises, the write raises."""
 
     @classmethod
     def open(cls, url: str) -> "Journal":
@@ -60,8 +63,13 @@ class Journal:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for the lock that lives in the same database."""
+        """The engine, for the lease that lives in the same database."""
         return self._engine
+
+    @property
+    def shared(self) -> bool:
+        """Whether autoscalers on several machines may have it; a file has a lock of its own."""
+        return self._engine.dialect.name == "postgresql"
 
     def close(self) -> None:
         """Close all connections."""
@@ -94,7 +102,7 @@ class Journal:
 
     def add(self, intents: Sequence[Intent]) -> None:
         """Write new intents, all or none."""
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             for intent in intents:
                 session.add(_stored(intent))
                 session.add(_event(intent.created_at, intent.name, intent.state, intent.detail))
@@ -105,7 +113,7 @@ class Journal:
         Raises:
             IntentTransitionError: the state table does not allow that change.
         """
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             row = _row(session, operation_id)
             before = _intent(row)
             after = replace(before, state=next_state(before.state, to), changed_at=now, detail=reason)
@@ -116,7 +124,7 @@ class Journal:
 
     def amend(self, operation_id: str, *, now: float, reason: str, **changes: object) -> Intent:
         """Change fields other than the state."""
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             row = _row(session, operation_id)
             after = replace(_intent(row), detail=reason, **changes)  # type: ignore[arg-type]  # as above
             _store(session, row, after)
@@ -125,7 +133,7 @@ class Journal:
 
     def settle(self, findings: Sequence[Finding], now: float) -> None:
         """Write findings, all or none."""
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             for finding in findings:
                 match finding:
                     case Move() | BootStarted() | BootExtended():
@@ -153,14 +161,14 @@ class Journal:
 
     def back_off(self, held: BackOff) -> None:
         """Store a back-off in place of the one under its key."""
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             session.merge(BackOffRow(**asdict(held.key), **{k: v for k, v in vars(held).items() if k != "key"}))
             session.add(_event(held.failed_at, str(held.key), "backoff", backoff.describe(held)))
 
     def clear_backoffs(self, keys: Sequence[BackOffKey]) -> None:
         """Delete the back-offs under these keys."""
         key = tuple_(col(BackOffRow.kind), col(BackOffRow.owner), col(BackOffRow.item))
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             session.exec(delete(BackOffRow).where(key.in_([astuple(each) for each in keys])))
 
     def learned(self) -> dict[LearnedKey, Shape]:
@@ -173,7 +181,7 @@ class Journal:
 
     def record(self, now: float, subject: str, kind: str, detail: str) -> None:
         """Write an event that changes no row."""
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             session.add(_event(now, subject, kind, detail))
 
     def events(self, limit: int) -> tuple[Event, ...]:
@@ -184,13 +192,19 @@ class Journal:
 
     def prune(self, now: float) -> None:
         """Delete events beyond `EVENTS_KEPT`, rows gone for `GONE_KEPT_SECONDS`, and back-offs long ended."""
-        with Session(self._engine) as session, session.begin():
+        with self._writing() as session:
             newest = session.exec(select(EventRow.id).order_by(col(EventRow.id).desc()).limit(1)).first() or 0
             session.exec(delete(EventRow).where(col(EventRow.id) <= newest - EVENTS_KEPT))
             old = col(IntentRow.changed_at) < now - GONE_KEPT_SECONDS
             session.exec(delete(IntentRow).where(col(IntentRow.state) == IntentState.GONE, old))
             quiet = now - backoff.FORGET_SECONDS
             session.exec(delete(BackOffRow).where(col(BackOffRow.failed_at) < quiet, col(BackOffRow.until) < quiet))
+
+    @contextmanager
+    def _writing(self) -> Iterator[Session]:
+        with Session(self._engine) as session, session.begin():
+            self.guard(session)
+            yield session
 
 
 def _row(session: Session, operation_id: str) -> IntentRow:

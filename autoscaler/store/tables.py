@@ -1,6 +1,8 @@
 """Rows.  They validate nothing and leave this package only as the values of `autoscaler.core.world`."""
 
-from sqlalchemy import MetaData
+from datetime import datetime
+
+from sqlalchemy import DateTime, MetaData
 from sqlmodel import Field, SQLModel
 
 
@@ -75,6 +77,19 @@ class LearnedRow(Row, table=True):
     spec: str
     shape: str
     """A `gateway.wire.resources.Shape` as JSON."""
+
+
+class LeaseRow(Row, table=True):
+    """Who may act for a deployment, see `autoscaler.lock.Lease`; of use in PostgreSQL only."""
+
+    __tablename__ = "lease"
+
+    deployment: str = Field(primary_key=True)
+    owner: str
+    number: int
+    """Grows with each change of owner."""
+    expires_at: datetime = Field(sa_type=DateTime(timezone=True))
+    """By the clock of the database."""
 
 
 class SpendRow(Row, table=True):

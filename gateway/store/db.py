@@ -32,7 +32,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 from sqlmodel import Session
 
 from gateway.errors import StoreError
@@ -50,10 +49,6 @@ MIGRATION_SECONDS: Final = 60
 """For another gateway's migration, which the start of this one waits for."""
 PLACEMENT_LOCK: Final = 0x5A17_B0C5
 """Key of the PostgreSQL advisory lock under which placement is decided; any number will do."""
-
-
-_POOLED: Final = "pooled"
-"""Key of what is known of a connection: whether it leads to a pooler."""
 
 
 class StaleError(Exception):
@@ -285,19 +280,10 @@ def _make_postgresql_engine(url: URL, patience: Patience) -> Engine:
         engine = create_engine(url, pool_size=READERS + 1, connect_args=arguments)
     except ModuleNotFoundError as error:
         raise StoreError(f"database {url.render_as_string()}: the driver {error.name} is not installed") from error
-    bounds = patience.settings(local=True)
-
-    def on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
-        calls.on_connection(connection)
-        record.info[_POOLED] = postgresql.prepare(connection, patience)
-
-    def on_begin(connection: Connection) -> None:
-        if connection.info[_POOLED]:
-            connection.exec_driver_sql(bounds)
-
-    event.listen(engine, "connect", on_connect)
-    event.listen(engine, "checkout", calls.on_connection)
-    event.listen(engine, "begin", on_begin)
+    for name in ("connect", "checkout"):
+        event.listen(engine, name, calls.on_connection)
+    for name, listener in postgresql.listeners(patience).items():
+        event.listen(engine, name, listener)
     return engine
 
 

@@ -7,6 +7,7 @@ found, and it is found on each connection by the process that serves it: a poole
 SQLAlchemy and the driver are the callers'; this module knows what they are to be told.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -48,6 +49,8 @@ class Patience:
 
 
 PATIENCE: Final = Patience()
+_POOLED: Final = "pooled"
+"""Key of what is known of a connection: whether it leads to a pooler."""
 
 
 def connect_args(patience: Patience = PATIENCE) -> dict[str, int]:
@@ -66,6 +69,10 @@ class _Info(Protocol):
     def backend_pid(self) -> int: ...
 
 
+class _HasInfo(Protocol):
+    info: dict[Any, Any]
+
+
 class DriverConnection(Protocol):
     """The part of ``psycopg.Connection`` that is used here."""
 
@@ -81,18 +88,23 @@ class DriverConnection(Protocol):
         """End the transaction."""
 
 
-def prepare(connection: DriverConnection, patience: Patience = PATIENCE) -> bool:
-    """Set up a new connection; return whether it leads to a pooler.
+def listeners(patience: Patience = PATIENCE) -> dict[str, Callable[..., None]]:
+    """Return what an SQLAlchemy engine does when it connects and when it begins a transaction, by name of the event."""
+    bounds = patience.settings(local=True)
 
-    Past a pooler the caller begins each transaction with ``patience.settings(local=True)``.
-    """
-    pooled = is_pooled(connection)
-    if pooled:
-        connection.prepare_threshold = None
-    else:
-        connection.execute(patience.settings(local=False))
-        connection.commit()
-    return pooled
+    def connect(connection: DriverConnection, record: _HasInfo) -> None:
+        pooled = record.info[_POOLED] = is_pooled(connection)
+        if pooled:
+            connection.prepare_threshold = None
+        else:
+            connection.execute(patience.settings(local=False))
+            connection.commit()
+
+    def begin(connection: Any) -> None:
+        if connection.info[_POOLED]:
+            connection.exec_driver_sql(bounds)
+
+    return {"connect": connect, "begin": begin}
 
 
 def is_pooled(connection: DriverConnection) -> bool:

@@ -1,4 +1,4 @@
-"""The first schema: intents, events, back-offs, money spent, and what nodes were seen to have."""
+"""The first schema: intents, events, back-offs, money spent, what nodes were seen to have, and who may act."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -65,4 +65,11 @@ def upgrade() -> None:
         sa.Column("pool", sa.String(), primary_key=True),
         sa.Column("month", sa.String(), primary_key=True),
         sa.Column("euros", sa.String(), nullable=False),
+    )
+    op.create_table(
+        "lease",
+        sa.Column("deployment", sa.String(), primary_key=True),
+        sa.Column("owner", sa.String(), nullable=False),
+        sa.Column("number", sa.Integer(), nullable=False),
+        sa.Column("expires_at", sa.DateTime(timezone=True), nullable=False),
     )
