@@ -22,7 +22,7 @@ from gateway.wire import audit, capacity, exec, nodes, resources, sandboxes, tok
 from gateway.wire import errors as wire_errors  # noqa: E402
 from gateway.wire.base import WireModel, WireRequest  # noqa: E402
 from gateway.wire.errors import CODE_RULES, ErrorCode  # noqa: E402
-from gateway.wire.states import DeathReason, ExecStatus, NodeState, SandboxState  # noqa: E402
+from gateway.wire.states import DeathReason, ExecStatus, NodeState, SandboxState, WaitReason  # noqa: E402
 
 PAGE: Final = ROOT / "docs" / "api.md"
 DOCUMENT: Final = ROOT / "docs" / "openapi.json"
@@ -107,6 +107,15 @@ VALUES: Final[dict[str, tuple[Iterable[str], dict[str, str]]]] = {
             "start_error": "it could not be started",
             "node_lost": "its node sent no heartbeat for `LOST_AFTER` seconds, or was removed",
             "evicted": "its container was removed, its engine was killed or crashed, or it never found room",
+        },
+    ),
+    "WaitReason": (
+        WaitReason,
+        {
+            "no_node": "there is no node yet that takes sandboxes",
+            "no_engine": "no node that is there runs what the spec asks for, but a pool may bring one",
+            "too_large": "every node that is there is too small, but a pool may bring a larger one",
+            "no_room": "the nodes that could take it are full, or take nothing now",
         },
     ),
     "Network": (get_args(sandboxes.Network), {"none": "loopback only", "bridge": "the internet over IPv4"}),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, TypedDict, Unpack
 
 from gateway.core.model import Sandbox
-from gateway.core.placement import NeverFits
+from gateway.core.placement import NeverFits, NoRoom
 from gateway.core.policy import Quota
 from gateway.core.policy_check import Violation
 from gateway.core.quota import Excess
@@ -176,7 +176,7 @@ def never_fits(subject: str, requested: Shape, answer: NeverFits, sandbox_id: st
     facts["maximum_resources"] = answer.maximum
     return ApiError(
         ErrorCode.NEVER_FITS,
-        f"{subject} fits no node and no pool: {'; '.join(answer.reasons)}; ask for less",
+        f"{subject} fits no node and no pool: {'; '.join(answer.reasons)}; ask for what one of them has",
         **facts,
     )
 
@@ -191,11 +191,18 @@ def queue_full(sandbox: Sandbox, waiting: int) -> ApiError:
     )
 
 
-def no_room(sandbox: Sandbox, reasons: list[str], retry_after: float = RETRY_AFTER) -> ApiError:
-    """Answer a create whose sandbox waits for room, and goes on waiting while somebody asks."""
-    message = f"no node has room for sandbox {sandbox.id} now; it waits, ask again with the same id and spec"
+def no_room(sandbox: Sandbox, waits: NoRoom | None, retry_after: float = RETRY_AFTER) -> ApiError:
+    """Answer a create whose sandbox waits for room, and goes on waiting while somebody asks.
+
+    Args:
+        sandbox: which.
+        waits: why it waits; ``None`` while that is not known.
+        retry_after: seconds.
+    """
+    why = "it waits for room on a node" if waits is None else waits.sentence
+    message = f"no node can take sandbox {sandbox.id} now, {why}; ask again with the same id and spec"
     facts = _facts(sandbox)
-    facts["reasons"], facts["pending_resources"] = reasons, sandbox.spec.shape
+    facts["reasons"], facts["pending_resources"] = list(waits.reasons) if waits else [], sandbox.spec.shape
     return ApiError(ErrorCode.NO_ROOM, message, retry_after=retry_after, **facts)
 
 

@@ -74,7 +74,8 @@ def sandbox_table(records: "Iterable[SandboxInfo]") -> Table:
     )
     for record in records:
         spec = record["spec"]
-        state = record["state"] + (f" ({record['reason']})" if record.get("reason") else "")
+        why = record.get("reason") or record.get("waiting")
+        state = record["state"] + (f" ({why})" if why else "")
         labels = record.get("labels", {}).items()
         _row(
             table,
@@ -147,10 +148,10 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     """Show ``text`` on a terminal while the block runs, once it has taken two seconds.
 
     Yields:
-        A function that changes the text.
+        A function that changes the text.  Where there is no terminal, it prints each new text as a line.
     """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield _changes(text)
         return
     status = Console(stderr=True).status(Text(printable(text)))
     timer = threading.Timer(PATIENCE, status.start)
@@ -162,6 +163,16 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
         timer.cancel()
         timer.join()
         status.stop()
+
+
+def _changes(text: str) -> Callable[[str], None]:
+    def changed(new: str) -> None:
+        nonlocal text
+        if new != text:
+            text = new
+            say(text)
+
+    return changed
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from decimal import Decimal
 from typing import Final
 
 from autoscaler.core.packing import Vector, fits, vector
-from autoscaler.core.pools import FleetPolicy, OfferKey, OfferOrder, PoolPolicy
+from autoscaler.core.pools import Engine, FleetPolicy, OfferKey, OfferOrder, PoolPolicy
+from autoscaler.core.states import IntentState as S
 from autoscaler.core.world import World
 from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.resources import Shape
@@ -94,13 +95,25 @@ def _cheapest_first(offers: list[Offer]) -> list[Offer]:
     return sorted(offers, key=lambda o: (o.price_per_hour is None, o.price_per_hour or 0, o.type))
 
 
+def engines(world: World, pool: PoolPolicy) -> frozenset[Engine]:
+    """Return what a pool runs: as its nodes report it, and while it has none, as it promises.
+
+    A promise that its image does not keep would else buy node after node for what none of them can run, and let
+    sandboxes wait for what never comes.
+    """
+    rows = (each for each in world.intents if (each.pool, each.state, each.base) == (pool.name, S.READY, pool.spec))
+    nodes = [node for row in rows if (node := world.node_of(row)) is not None]
+    return frozenset().union(*(node.engines for node in nodes)) if nodes else pool.engines
+
+
 # -- ceilings ---------------------------------------------------------------------------------------------------------
 
 
 def ceilings(world: World, policy: FleetPolicy) -> Ceilings | None:
     """Return the largest nodes of each pool that may have nodes, so that the gateway refuses what can never fit.
 
-    A pool has several where no one of them is the largest in everything: what has many cores and what has GPUs.
+    A pool has several where no one of them is the largest in everything: what has many cores and what has GPUs; and
+    where its runtimes give different isolations.
     ``None`` while the offers of a pool are unknown: a ceiling that is too low would refuse what fits.
     """
     pools: list[PoolCeiling] = []
@@ -110,18 +123,28 @@ def ceilings(world: World, policy: FleetPolicy) -> Ceilings | None:
         offers = _sold_to(world, pool)
         if not offers and not _sold_to(world, replace(pool, gpus=0)):
             return None
-        largest = _largest(world, pool, offers)
-        pools += [
-            PoolCeiling(
-                pool=pool.name if len(largest) == 1 else f"{pool.name} ({name})",
-                shape=shape,
-                runtimes=sorted(pool.runtimes),
-                isolations=sorted(pool.isolations),
-                max_nodes=pool.max,
-            )
-            for name, shape in largest.items()
-        ]
+        largest, kinds = _largest(world, pool, offers), _alike(engines(world, pool))
+        for key, shape in largest.items():
+            for isolations, runtimes in kinds.items():
+                parts = [str(key)] * (len(largest) > 1) + ["+".join(runtimes)] * (len(kinds) > 1)
+                pools.append(
+                    PoolCeiling(
+                        pool=f"{pool.name} ({', '.join(parts)})" if parts else pool.name,
+                        shape=shape,
+                        runtimes=runtimes,
+                        isolations=list(isolations),
+                        max_nodes=pool.max,
+                    )
+                )
     return Ceilings(pools=pools)
+
+
+def _alike(found: frozenset[Engine]) -> dict[tuple[str, ...], list[str]]:
+    """Return the runtimes that give the same isolations, by these: a ceiling promises each with each."""
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for runtime in sorted({name for name, _ in found}):
+        kinds.setdefault(tuple(sorted(gives for name, gives in found if name == runtime)), []).append(runtime)
+    return kinds
 
 
 def _largest(world: World, pool: PoolPolicy, offers: Iterable[Offer]) -> dict[OfferKey, Shape]:

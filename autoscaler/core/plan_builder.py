@@ -9,9 +9,9 @@ from typing import Final, TypeGuard, TypeVar
 from autoscaler.core import cost
 from autoscaler.core.actions import Action, BootRefusal, CancelDrain, Drain, Plan, RefusalKind, Stop, Wait, WaitKind
 from autoscaler.core.doubts import MOST, Doubt, unclear_amounts
-from autoscaler.core.offers import PoolOffer, expected_shape, pool_offers
+from autoscaler.core.offers import PoolOffer, engines, expected_shape, pool_offers
 from autoscaler.core.packing import Bin, Vector, vector
-from autoscaler.core.pools import FleetPolicy, OfferKey, PoolPolicy
+from autoscaler.core.pools import Engine, FleetPolicy, OfferKey, PoolPolicy
 from autoscaler.core.states import KEPT, STARTING, IntentState
 from autoscaler.core.world import DemandItem, Intent, NodeView, World
 from gateway.wire.states import NodeState
@@ -55,7 +55,7 @@ class PlanBuilder:
             for pool in policy.pools
         }
         self._bills: dict[str | None, tuple[Decimal | None, Decimal]] = {}
-        self._engines: dict[str, tuple[frozenset[str], frozenset[str]]] = {}
+        self._engines: dict[str, frozenset[Engine]] = {}
         self._expected: dict[str, dict[OfferKey, Vector]] = {}
 
     def wait(self, subject: str, kind: WaitKind | RefusalKind, reason: str) -> None:
@@ -177,18 +177,10 @@ class PlanBuilder:
         """Return what a pool may buy, in its order of preference."""
         return self._offers[pool.name]
 
-    def engines(self, pool: PoolPolicy) -> tuple[frozenset[str], frozenset[str]]:
-        """Return runtimes and isolations of a pool: as its nodes report them, and while it has none, as it promises.
-
-        A promise that its image does not keep would else buy node after node for what none of them can run.
-        """
+    def engines(self, pool: PoolPolicy) -> frozenset[Engine]:
+        """Return what a pool runs; see `autoscaler.core.offers.engines`."""
         if pool.name not in self._engines:
-            rows = [intent for intent in self.rows(pool, {S.READY}) if intent.base == pool.spec]
-            nodes = [node for intent in rows if (node := self.world.node_of(intent)) is not None]
-            self._engines[pool.name] = (
-                frozenset().union(*(node.runtimes for node in nodes)) if nodes else pool.runtimes,
-                frozenset().union(*(node.isolations for node in nodes)) if nodes else pool.isolations,
-            )
+            self._engines[pool.name] = engines(self.world, pool)
         return self._engines[pool.name]
 
     def bill(self, pool: PoolPolicy | None) -> tuple[Decimal | None, Decimal]:

@@ -35,6 +35,10 @@ class OfferKey:
         return f"{self.type}@{self.location}"
 
 
+Engine = tuple[str, str]
+"""A runtime, and an isolation that it gives."""
+
+
 @dataclass(frozen=True)
 class WarmFloor:
     """Room that is kept free over and above all demand, always or at certain times."""
@@ -124,6 +128,11 @@ class PoolPolicy:
     """Whether its nodes install the gateway's bundle, so that another bundle makes other nodes."""
     replaces: bool = True
     """Whether what was made from another spec, or of an offer that ends, is replaced."""
+
+    @property
+    def engines(self) -> frozenset[Engine]:
+        """What its nodes are to run."""
+        return frozenset((runtime, isolation) for runtime in self.runtimes for isolation in self.isolations)
 
     @property
     def hosts_sandboxes(self) -> bool:

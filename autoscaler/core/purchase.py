@@ -71,11 +71,10 @@ def _order(
 
 def suits(draft: PlanBuilder, pool: PoolPolicy, offer: PoolOffer, group: Group) -> bool:
     """Return whether a node of this offer has room for one of ``group``, and can run it."""
-    item, (runtimes, isolations) = group.item, draft.engines(pool)
+    item = group.item
     return (
         fits(group.need, offer.room)
-        and item.isolation in isolations
-        and (item.runtime is None or item.runtime in runtimes)
+        and any(item.isolation == gives and item.runtime in (None, name) for name, gives in draft.engines(pool))
         and item.pool in (None, pool.name)
     )
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from autoscaler.core import naming
 from autoscaler.core.doubts import Doubt
-from autoscaler.core.pools import OfferKey
+from autoscaler.core.pools import Engine, OfferKey
 from autoscaler.core.states import IntentState
 from gateway.wire.capacity import Demand
 from gateway.wire.nodes import NodeRecord
@@ -212,8 +212,8 @@ class NodeView:
     total: Shape
     reserved: Shape
     sandboxes: int
-    runtimes: frozenset[str]
-    isolations: frozenset[str]
+    engines: frozenset[Engine]
+    """What it runs."""
     heartbeat_at: float | None = None
     idle_since: float | None = None
     pressed_for: float = 0.0
@@ -234,14 +234,23 @@ class NodeView:
             total=record.total,
             reserved=record.reserved,
             sandboxes=record.sandboxes,
-            runtimes=frozenset(runtime.name for runtime in record.runtimes),
-            isolations=frozenset(isolation for runtime in record.runtimes for isolation in runtime.isolations),
+            engines=frozenset((runtime.name, each) for runtime in record.runtimes for each in runtime.isolations),
             heartbeat_at=record.heartbeat_at.timestamp() if record.heartbeat_at is not None else None,
             idle_since=record.idle_since.timestamp() if record.idle_since is not None else None,
             pressed_for=pressed_for,
             pressed_at=pressed_at,
             operation_id=record.operation_id,
         )
+
+    @cached_property
+    def runtimes(self) -> frozenset[str]:
+        """Its runtimes, whatever isolation they give."""
+        return frozenset(runtime for runtime, _ in self.engines)
+
+    @cached_property
+    def isolations(self) -> frozenset[str]:
+        """Its isolations, whichever runtime gives them."""
+        return frozenset(isolation for _, isolation in self.engines)
 
     @property
     def is_empty(self) -> bool:

@@ -19,12 +19,14 @@ from gateway.core.model import Node, Sandbox
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.resources import ALL_GPUS, Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
-from gateway.wire.states import NodeState
+from gateway.wire.states import NodeState, WaitReason
 
 RESOURCES: Final = ("cpus", "memory_mb", "disk_mb", "gpus", "slots")
 LIVE_NODES: Final = frozenset({NodeState.READY, NodeState.DRAINING, NodeState.UNREACHABLE})
 MAX_REASONS: Final = 20
 """Nodes and pools named in one refusal; a last sentence counts the others."""
+SHOWN_REASONS: Final = 3
+"""Of these in one sentence."""
 PREFERENCE: Final[tuple[RuntimeName, ...]] = ("runsc", "docker")
 """Runtimes from the most to the least preferred, where the spec leaves the choice."""
 
@@ -100,6 +102,16 @@ class NoRoom:
     """The sandbox has to wait. One sentence a node, `MAX_REASONS` at most; empty when there is no node."""
 
     reasons: tuple[str, ...]
+    why: WaitReason
+    waits_for: str
+    """What would have to come, as the end of a sentence."""
+
+    @property
+    def sentence(self) -> str:
+        """Why the sandbox waits, for people."""
+        more = f"; and {len(self.reasons) - SHOWN_REASONS} more" if len(self.reasons) > SHOWN_REASONS else ""
+        known = f": {'; '.join(self.reasons[:SHOWN_REASONS])}{more}" if self.reasons else ""
+        return f"it waits for {self.waits_for}{known}"
 
 
 @dataclass(frozen=True)
@@ -263,9 +275,7 @@ def _unavailable(needs: Requirements, room: NodeRoom) -> str | None:
     if node.id in needs.avoid:
         return "refused it just now"
     if runtime_for(needs, node) is None:
-        return f"has no {needs.runtime or 'runtime'} with isolation {needs.isolation}" + (
-            " and GPUs" if needs.wants_gpus else ""
-        )
+        return f"does not run {_engine(needs)}"
     if needs.all_gpus and room.reserved.gpus:
         return "has GPUs in use, and all of them are asked for"
     return None
@@ -276,8 +286,28 @@ def _unavailable(needs: Requirements, room: NodeRoom) -> str | None:
 
 def _refuse(needs: Requirements, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> NoRoom | NeverFits:
     """Return why ``needs`` fits none of ``rooms``."""
+    never = _never(needs, rooms, ceilings)
+    if never is not None:
+        return never
     reasons = (f"node {room.node.id}: {_unavailable(needs, room) or _too_little(needs, room)}" for room in rooms)
-    return _never(needs, rooms, ceilings) or NoRoom(_limited(reasons, len(rooms), "nodes"))
+    return NoRoom(_limited(reasons, len(rooms), "nodes"), *_awaited(needs, rooms))
+
+
+def _awaited(needs: Requirements, rooms: Sequence[NodeRoom]) -> tuple[WaitReason, str]:
+    """Return what has to come before ``needs`` can be placed, as a code and for people."""
+    if not rooms:
+        return WaitReason.NO_NODE, "a node, and there is none yet"
+    able = [room for room in rooms if runtime_for(needs, room.node) is not None]
+    if not able:
+        return WaitReason.NO_ENGINE, f"a node that runs {_engine(needs)}"
+    if all(needs.shape.shortfalls(room.node.total) for room in able):
+        return WaitReason.TOO_LARGE, "a larger node"
+    return WaitReason.NO_ROOM, "room on a node"
+
+
+def _engine(needs: Requirements) -> str:
+    gpus = " and GPUs" if needs.wants_gpus else ""
+    return f"{needs.runtime or 'sandboxes'} with isolation {needs.isolation}{gpus}"
 
 
 def _never(needs: Requirements, rooms: Sequence[NodeRoom], ceilings: Sequence[PoolCeiling]) -> NeverFits | None:
@@ -313,7 +343,7 @@ def _too_little(needs: Requirements, room: NodeRoom) -> str:
 def _why_never(needs: Requirements, short: list[str], total: Shape) -> str:
     if short:
         return "is too small: " + _compare(short, needs.shape, total)
-    return f"does not run {needs.runtime or 'sandboxes'} with isolation {needs.isolation}"
+    return f"does not run {_engine(needs)}"
 
 
 def _limited(reasons: Iterable[str], count: int, of_what: str) -> tuple[str, ...]:

@@ -107,8 +107,8 @@ class SandboxService:
         admitted = await self._uow.commit(lambda session: admit(session, request))
         if admitted.sandbox.state is S.PENDING:
             self._renew_wait(admitted.sandbox.id)
-            if not admitted.recovered:
-                self._context.scheduler.note(admitted.sandbox, admitted.reasons)
+            if admitted.waits is not None:
+                self._context.scheduler.note(admitted.sandbox, admitted.waits)
         return admitted
 
     async def _brought_up(
@@ -133,8 +133,8 @@ class SandboxService:
                 current = await self._present(sandbox.id)
                 if current.state is S.PENDING:
                     self._renew_wait(sandbox.id)
-                    reasons = self._context.scheduler.reasons(current)
-                    raise errors.no_room(current, reasons, await self._retry_after(seated))
+                    waits = self._context.scheduler.waits(current)
+                    raise errors.no_room(current, waits, await self._retry_after(seated))
                 if current.state is S.CREATING:
                     raise errors.in_progress(current)
                 break
@@ -176,7 +176,7 @@ class SandboxService:
         Raises:
             ApiError: ``SANDBOX_NOT_FOUND``.
         """
-        return sandbox_record(await self._present(sandbox_id))
+        return self._record(await self._present(sandbox_id))
 
     async def page(
         self,
@@ -204,7 +204,10 @@ class SandboxService:
         query = sandboxes.SandboxQuery(limit=size + 1, labels=labels or {}, state=state, after=after, tenant=tenant)
         found = await self._uow.db.read(lambda session: sandboxes.page(session, query))
         more = cursor_after(found[size - 1]) if len(found) > size else None
-        return SandboxList(sandboxes=[sandbox_record(sandbox) for sandbox in found[:size]], next_cursor=more)
+        return SandboxList(sandboxes=[self._record(sandbox) for sandbox in found[:size]], next_cursor=more)
+
+    def _record(self, sandbox: Sandbox) -> SandboxRecord:
+        return sandbox_record(sandbox, self._context.scheduler.waits(sandbox))
 
     async def _present(self, sandbox_id: str) -> Sandbox:
         sandbox = await self._uow.db.read(lambda session: sandboxes.get(session, sandbox_id))

@@ -95,8 +95,8 @@ class Admitted:
 
     sandbox: Sandbox
     recovered: bool
-    reasons: tuple[str, ...] = ()
-    """Why it has to wait, one sentence a node."""
+    waits: NoRoom | None = None
+    """Why it has to wait, if it has to."""
 
 
 def admit(session: Session, request: AdmissionRequest) -> Written[Admitted]:
@@ -151,8 +151,8 @@ def _admit_new(session: Session, request: AdmissionRequest, tombstone: Sandbox |
         sandboxes.add(session, sandbox)
     else:
         sandbox = sandboxes.replace_deleted(session, tombstone, sandbox)
-    reasons = answer.reasons if isinstance(answer, NoRoom) else ()
-    return Written(Admitted(sandbox, recovered=False, reasons=reasons), (sandbox,))
+    waits = answer if isinstance(answer, NoRoom) else None
+    return Written(Admitted(sandbox, recovered=False, waits=waits), (sandbox,))
 
 
 def _charge(session: Session, fresh: Sandbox, quota: Quota, now: datetime) -> None:
@@ -212,7 +212,7 @@ class Scheduler:
         self._clock = clock
         self._wake = asyncio.Event()
         self._avoid: dict[str, frozenset[str]] = {}
-        self._reasons: dict[str, tuple[str, ...]] = {}
+        self._waits: dict[str, NoRoom] = {}
         """Why sandboxes wait: by the key of their requirements, or by the id of one that nodes refused."""
 
     def on_change(self, sandbox: Sandbox) -> None:
@@ -239,14 +239,15 @@ class Scheduler:
                 self._avoid[sandbox_id] = left
             self._wake.set()
 
-    def note(self, sandbox: Sandbox, reasons: tuple[str, ...]) -> None:
+    def note(self, sandbox: Sandbox, waits: NoRoom) -> None:
         """Remember why the sandbox, and every other with equal requirements, waits."""
-        self._reasons[Requirements.of(sandbox).key] = reasons
+        self._waits[Requirements.of(sandbox).key] = waits
 
-    def reasons(self, sandbox: Sandbox) -> list[str]:
-        """Return why a sandbox waits, one sentence a node, as of the last scan."""
-        found = self._reasons.get(sandbox.id)
-        return list(self._reasons.get(Requirements.of(sandbox).key, ()) if found is None else found)
+    def waits(self, sandbox: Sandbox) -> NoRoom | None:
+        """Return why a sandbox waits, as of the last scan; ``None`` for one that does not, or was not looked at."""
+        if sandbox.state is not SandboxState.PENDING:
+            return None
+        return self._waits.get(sandbox.id) or self._waits.get(Requirements.of(sandbox).key)
 
     async def run(self) -> None:
         """Place what waits, whenever it may have become possible, for ever."""
@@ -264,7 +265,7 @@ class Scheduler:
         # Not a copy: a refusal is noted before its row waits again, so whoever reads that row finds it here.
         avoid = self._avoid
         scan = await self._uow.db.read(lambda session: _scan(session, avoid))
-        self._reasons = scan.reasons
+        self._waits = scan.waits
         if scan.more:
             self._wake.set()
         if scan.settled:
@@ -280,7 +281,7 @@ class _QueueScan:
     """Those that would find a node now, or never will, oldest first; `MAX_BATCH` at most."""
     more: bool = False
     """Whether there may be more of them."""
-    reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    waits: dict[str, NoRoom] = field(default_factory=dict)
     """See `Scheduler`."""
 
 
@@ -301,13 +302,13 @@ def _scan(session: Session, avoid: Avoid) -> _QueueScan:
     if not examples:
         return _QueueScan()
     batch = PlacementBatch(nodes.rooms(session), capacity.ceilings(session))
-    reasons: dict[str, tuple[str, ...]] = {}
+    waits: dict[str, NoRoom] = {}
     hopeful: list[_Kind] = []
     for want, example in examples.items():
         kind = _Kind(want, Requirements.of(example))
         answer = batch.judge(kind.needs)
         if isinstance(answer, NoRoom):
-            reasons[kind.needs.key] = answer.reasons
+            waits[kind.needs.key] = answer
         else:
             hopeful.append(kind)
     settled: list[str] = []
@@ -317,13 +318,13 @@ def _scan(session: Session, avoid: Avoid) -> _QueueScan:
         if not isinstance(answer, NoRoom):
             settled.append(sandbox_id)
             if len(settled) == MAX_BATCH:
-                return _QueueScan(tuple(settled), True, reasons)
+                return _QueueScan(tuple(settled), True, waits)
         elif refused is None:
             kind.exhausted = True
-            reasons[kind.needs.key] = answer.reasons
+            waits[kind.needs.key] = answer
         else:
-            reasons[sandbox_id] = answer.reasons
-    return _QueueScan(tuple(settled), False, reasons)
+            waits[sandbox_id] = answer
+    return _QueueScan(tuple(settled), False, waits)
 
 
 def _turns(session: Session, kind: _Kind) -> Iterator[tuple[datetime, str, _Kind]]:

@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime
 
 from gateway.core.model import NodeLoad, PreparedBatch, Sandbox, Token
+from gateway.core.placement import NoRoom
 from gateway.errors import ApiError
 from gateway.wire.capacity import PreparedBuilders, PreparedCapacity
 from gateway.wire.errors import ErrorCode
@@ -16,8 +17,13 @@ from gateway.wire.tenants import QUALIFIED_PATTERN
 from gateway.wire.tokens import TokenRecord, TokenScope
 
 
-def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
-    """Return the sandbox as operators see it."""
+def sandbox_record(sandbox: Sandbox, waits: NoRoom | None = None) -> SandboxRecord:
+    """Return the sandbox as operators see it.
+
+    Args:
+        sandbox: as it is stored.
+        waits: why it waits, where that is known.
+    """
     return SandboxRecord(
         id=sandbox.id,
         tenant=sandbox.tenant,
@@ -29,7 +35,8 @@ def sandbox_record(sandbox: Sandbox) -> SandboxRecord:
         spec_hash=sandbox.spec_hash,
         state=sandbox.state,
         reason=sandbox.reason,
-        detail=sandbox.detail,
+        waiting=None if waits is None else waits.why,
+        detail=sandbox.detail if waits is None else waits.sentence,
         exit_code=sandbox.exit_code,
         runtime=sandbox.runtime,
         isolation=sandbox.isolation,

@@ -13,7 +13,7 @@ from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.references import ImageName
 from gateway.wire.resources import GpuRequest, Shape, count_of
-from gateway.wire.states import DeathReason, SandboxState
+from gateway.wire.states import DeathReason, SandboxState, WaitReason
 from gateway.wire.tenants import DEFAULT_TENANT, QualifiedId
 
 RuntimeName = Literal["runsc", "docker"]
@@ -301,8 +301,10 @@ class SandboxRecord(WireAnswer):
     """Its state."""
     reason: DeathReason | None = None
     """Why it ended; null before its end."""
+    waiting: WaitReason | None = None
+    """What it waits for; null unless it is ``pending``, and until the service has looked for room."""
     detail: str | None = None
-    """A sentence for people that goes with ``reason``."""
+    """A sentence for people that goes with ``reason`` or ``waiting``."""
     exit_code: int | None = None
     """Exit code of its first process; null while that runs, or if unknown."""
     runtime: RuntimeName | None = None

@@ -64,6 +64,15 @@ class DeathReason(StrEnum):
     EVICTED = "evicted"
 
 
+class WaitReason(StrEnum):
+    """Why a sandbox is ``pending``."""
+
+    NO_NODE = "no_node"
+    NO_ENGINE = "no_engine"
+    TOO_LARGE = "too_large"
+    NO_ROOM = "no_room"
+
+
 class NodeState(StrEnum):
     """State of a node, as the gateway sees it."""
 

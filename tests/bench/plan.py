@@ -120,8 +120,7 @@ def _node(operation: str, pool: str, name: str, offer: Offer, chance: random.Ran
         total=total,
         reserved=taken,
         sandboxes=taken.slots,
-        runtimes=frozenset({"runsc"}),
-        isolations=frozenset({"gvisor"}),
+        engines=frozenset({("runsc", "gvisor")}),
         heartbeat_at=NOW - 3,
         idle_since=NOW - 2000 if free == 1.0 else None,
     )

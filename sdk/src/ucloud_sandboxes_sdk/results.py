@@ -36,8 +36,10 @@ class SandboxInfo(TypedDict, total=False):
     """E.g. ``running``, ``paused``, ``failed``, ``deleted``."""
     reason: str | None
     """Why it ended, e.g. ``oom``; ``None`` while it has not."""
+    waiting: str | None
+    """What it waits for while it is ``pending``, e.g. ``no_room``."""
     detail: str | None
-    """A sentence that goes with ``reason``."""
+    """A sentence that goes with ``reason`` or ``waiting``."""
     exit_code: int | None
     """Of the first process."""
     runtime: str | None

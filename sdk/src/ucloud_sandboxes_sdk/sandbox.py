@@ -57,6 +57,9 @@ class CreateProgress:
 NOTHING_BEGUN: Final = (AuthenticationError, InvalidRequestError)
 """The service refused the request itself, before anything was made."""
 
+FIRST_REPORT: Final = 3.0
+"""Seconds that the service waits at the first attempt of a create whose caller wants to know why it takes long."""
+
 OnCreateProgress = Callable[[CreateProgress], None]
 
 
@@ -86,7 +89,7 @@ class _Create:
         attempt = 0
         while True:
             try:
-                return self._once(deadline)
+                return self._once(deadline, FIRST_REPORT if self._on_progress and not attempt else SERVICE_WAIT)
             except SandboxApiError as error:
                 delay = CREATE_BACKOFF.delay(attempt, error.retry_after_seconds, self._transport.chance())
                 if not isinstance(error, TransportError):
@@ -101,10 +104,10 @@ class _Create:
             attempt += 1
             self._transport.sleep(delay)
 
-    def _once(self, deadline: Deadline) -> SandboxResponse:
+    def _once(self, deadline: Deadline, service_wait: float) -> SandboxResponse:
         limit = min(ATTEMPT_TIMEOUT, deadline.remaining())
         # The service answers in time to be heard, so that its reason arrives and not only the end of the time.
-        wait = min(SERVICE_WAIT, limit - min(ANSWER_MARGIN, limit / 2))
+        wait = min(service_wait, limit - min(ANSWER_MARGIN, limit / 2))
         call = replace(self._call, query={"wait_seconds": round(wait, 3)})
         before, self.may_have_begun = self.may_have_begun, True
         try:
@@ -135,7 +138,8 @@ class SandboxCalls(ExecCalls, FileCalls):
         Args:
             spec: what is wanted.
             request_timeout_seconds: how long to retry while there is no room or the create goes on; 600 by default.
-            on_progress: called before each new attempt with why the last one failed.
+            on_progress: called before each new attempt with why the last one failed, for the first time after a few
+                seconds.
             **fields: fields of the spec by name, in its place or over it; ``None`` never replaces.
 
         Raises:

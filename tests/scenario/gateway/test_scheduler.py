@@ -20,7 +20,7 @@ from gateway.wire.capacity import Ceilings, PoolCeiling
 from gateway.wire.errors import ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.shares import FairPool
-from gateway.wire.states import SandboxState
+from gateway.wire.states import SandboxState, WaitReason
 from tests.scenario.gateway.world import FakeNode, World, settings_for, spec, world
 
 S = SandboxState
@@ -81,9 +81,34 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         yield counted
 
 
+async def test_what_waits_shows_why_until_it_can_never_be(here: World) -> None:
+    context, capacity = here.services.internals.context, here.services.capacity
+    await crowd(here, 1)
+    await scan_once(here)
+    record = await here.services.sandboxes.get("s00000")
+    assert (record.state, record.waiting, record.reason) == (S.PENDING, WaitReason.NO_NODE, None)
+    assert record.detail
+    (listed,) = (await here.services.sandboxes.page()).sandboxes
+    assert (listed.waiting, listed.detail) == (record.waiting, record.detail)
+    smaller = PoolCeiling(pool="cpu", shape=LARGE, runtimes=["docker"], isolations=["runc"], max_nodes=3)
+    await capacity.set_ceilings(Ceilings(pools=[smaller]))
+    with context.uow.watch("s00000"):
+        await scan_once(here)
+    ended = await here.services.sandboxes.get("s00000")
+    assert (ended.state, ended.waiting) == (S.FAILED, None)
+    assert ended.detail
+
+
 async def scan_once(world: World) -> None:
     """Scan the queue once."""
     await world.services.internals.context.scheduler.place_waiting()
+
+
+def reasons_of(world: World, row: Sandbox) -> tuple[str, ...]:
+    """Return why a sandbox waits, one sentence a node."""
+    found = world.services.internals.context.scheduler.waits(row)
+    assert found is not None
+    return found.reasons
 
 
 async def grown(world: World, node: FakeNode, slots: int) -> None:
@@ -103,7 +128,7 @@ async def test_a_scan_that_finds_no_room_reads_one_row_a_kind(
     assert (counted.rows, counted.fits) == (len(SHAPES), len(SHAPES))
     waits = await here.services.internals.db.read(lambda session: sandboxes.get(session, f"s{count - 1:05}"))
     assert waits is not None
-    assert len(here.services.internals.context.scheduler.reasons(waits)) == 1
+    assert len(reasons_of(here, waits)) == 1
 
 
 @pytest.mark.parametrize("count", [300, 1200])
@@ -138,7 +163,7 @@ async def test_refused_sandboxes_hold_up_nobody_behind_them(here: World, monkeyp
     assert len(refused) == 6
     row = await here.services.internals.db.read(lambda session: sandboxes.get(session, refused[0]))
     assert row is not None
-    assert len(here.services.internals.context.scheduler.reasons(row)) == 1
+    assert len(reasons_of(here, row)) == 1
     await here.beat(node)
     await asyncio.gather(*(here.until(name, S.RUNNING) for name in refused))
 

@@ -92,8 +92,7 @@ def node_of(intent: Intent, **changes: Any) -> NodeView:
         total=FULL,
         reserved=Shape(),
         sandboxes=0,
-        runtimes=frozenset({"runsc"}),
-        isolations=frozenset({"gvisor"}),
+        engines=frozenset({("runsc", "gvisor")}),
         heartbeat_at=NOW - 1,
         idle_since=NOW - 10,
     )

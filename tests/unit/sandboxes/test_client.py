@@ -53,6 +53,16 @@ def test_run_deletes_its_sandbox_although_ctrl_c_is_pressed_again(
     assert gateway.sandboxes == {}
 
 
+def test_run_says_on_stderr_what_it_waits_for(cli: Cli, gateway: Gateway) -> None:
+    waits = error(ErrorCode.NO_ROOM, "it waits for a node that runs docker", headers={"Retry-After": "0"})
+    gateway.next("POST", "/v1/sandboxes", waits, waits)
+    code, _, err = cli("run", "busybox", "--", "true")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("sandboxes: ") and "it waits for a node that runs docker" in err
+    first, *later = (float(request.query["wait_seconds"]) for request in gateway.sent("POST", "/v1/sandboxes"))
+    assert first < min(later)
+
+
 def test_run_keep_leaves_the_sandbox(cli: Cli, gateway: Gateway) -> None:
     code, out, err = cli("run", "--keep", "--gpus", "1", "busybox", "--", "echo", "hi")
     assert (code, out) == (0, b"hi\n")

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from autoscaler.core.offers import ceilings, ends_soon, expected_shape, missing_offers
 from autoscaler.core.pools import FleetPolicy, OfferKey
+from autoscaler.core.states import IntentState
 from gateway.wire.resources import Shape
-from tests.unit.autoscaler.builders import GPU, NOW, ONE, SMALL, a_pool, at, world
+from tests.unit.autoscaler.builders import GPU, NOW, ONE, SMALL, a_pool, an_intent, at, node_of, world
 
 HERE = OfferKey("small", "here")
 
@@ -52,6 +53,25 @@ def test_a_pool_has_a_ceiling_for_each_node_that_is_largest_in_something() -> No
     assert [(each.pool, each.shape.cpus, each.shape.gpus) for each in found.pools] == [
         ("cpu (wide@here)", 64, 0),
         ("cpu (gpu@here)", 16, 1),
+    ]
+
+
+def test_a_pool_promises_no_engine_that_its_nodes_turned_out_not_to_have() -> None:
+    row = an_intent(IntentState.READY)
+    seen = world(row, nodes=(node_of(row),))
+    found = ceilings(seen, FleetPolicy("test", (a_pool(offers=(HERE,)),)))
+    assert found is not None
+    assert [(each.runtimes, each.isolations) for each in found.pools] == [(["runsc"], ["gvisor"])]
+
+
+def test_runtimes_that_give_different_isolations_have_ceilings_of_their_own() -> None:
+    row = an_intent(IntentState.READY)
+    seen = world(row, nodes=(node_of(row, engines=frozenset({("runsc", "gvisor"), ("docker", "runc")})),))
+    found = ceilings(seen, FleetPolicy("test", (a_pool(offers=(HERE,)),)))
+    assert found is not None
+    assert [(each.pool, each.runtimes, each.isolations) for each in found.pools] == [
+        ("cpu (docker)", ["docker"], ["runc"]),
+        ("cpu (runsc)", ["runsc"], ["gvisor"]),
     ]
 
 

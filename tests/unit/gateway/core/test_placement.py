@@ -1,6 +1,7 @@
 """Placement: a pure function that never gives what is not there."""
 
 from datetime import UTC, datetime
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from gateway.core.placement import MAX_REASONS, NeverFits, NodeRoom, NoRoom, Pla
 from gateway.wire.capacity import PoolCeiling
 from gateway.wire.nodes import NodeRole, RuntimeReport
 from gateway.wire.resources import Shape
-from gateway.wire.states import NodeState
+from gateway.wire.states import NodeState, WaitReason
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"])
@@ -63,7 +64,7 @@ def test_a_gpu_node_that_is_fuller_still_takes_other_work_last() -> None:
 
 def test_a_builder_holds_no_sandbox_and_does_not_count_as_capacity() -> None:
     builder = room("builder", BIG, role="builder")
-    assert place(Requirements(ONE), [builder]) == NoRoom(())
+    assert place(Requirements(ONE), [builder]) == NoRoom((), WaitReason.NO_NODE, ANY)
     assert place(Requirements(ONE), [builder, room("both", role="both")]) == Placed("both", "runsc", 0)
     placement = place_all([("one", Requirements(ONE))], [builder, room("small")])
     assert placement == {"one": Placed("small", "runsc", 0)}
@@ -81,23 +82,45 @@ def test_all_gpus_means_every_one_of_a_node_that_has_none_in_use() -> None:
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.UNREACHABLE])
 def test_a_node_that_takes_nothing_now_makes_the_sandbox_wait(state: NodeState) -> None:
     answer = place(Requirements(ONE), [room("n", state=state)])
-    assert answer == NoRoom((f"node n: is {state}",))
+    assert answer == NoRoom((f"node n: is {state}",), WaitReason.NO_ROOM, ANY)
 
 
 @pytest.mark.parametrize("state", [NodeState.LOST, NodeState.GONE])
 def test_a_node_that_is_away_counts_for_nothing(state: NodeState) -> None:
-    assert place(Requirements(ONE), [room("n", state=state)]) == NoRoom(())
+    assert place(Requirements(ONE), [room("n", state=state)]) == NoRoom((), WaitReason.NO_NODE, ANY)
 
 
 def test_a_node_that_has_not_reported_yet_is_waited_for() -> None:
     known = room("n")
     silent = NodeRoom(Node(**{**known.node.__dict__, "heartbeat_at": None}), known.reserved)
-    assert place(Requirements(ONE), [silent]) == NoRoom(("node n: has not reported yet",))
+    assert place(Requirements(ONE), [silent]) == NoRoom(("node n: has not reported yet",), WaitReason.NO_ROOM, ANY)
 
 
 def test_nothing_known_is_no_reason_to_refuse() -> None:
-    assert place(Requirements(BIG), []) == NoRoom(())
-    assert place(Requirements(BIG), [], [ceiling(BIG, max_nodes=0)]) == NoRoom(())
+    assert place(Requirements(BIG), []) == NoRoom((), WaitReason.NO_NODE, ANY)
+    assert place(Requirements(BIG), [], [ceiling(BIG, max_nodes=0)]) == NoRoom((), WaitReason.NO_NODE, ANY)
+
+
+@pytest.mark.parametrize(
+    ("needs", "nodes", "why"),
+    [
+        (Requirements(ONE), [], WaitReason.NO_NODE),
+        (Requirements(ONE, "docker"), [room("n")], WaitReason.NO_ENGINE),
+        (Requirements(BIG), [room("n")], WaitReason.TOO_LARGE),
+        (Requirements(ONE), [room("n", reserved=SMALL)], WaitReason.NO_ROOM),
+    ],
+)
+def test_what_waits_says_for_what(needs: Requirements, nodes: list[NodeRoom], why: WaitReason) -> None:
+    answer = place(needs, nodes, [ceiling(BIG, runtimes=("runsc", "docker"))])
+    assert isinstance(answer, NoRoom)
+    assert answer.why is why
+    assert all(reason in answer.sentence for reason in answer.reasons)
+
+
+def test_an_engine_that_no_node_has_and_no_pool_brings_never_fits() -> None:
+    runc = Requirements(ONE, "docker", "runc")
+    for nodes, pools in (([room("n")], []), ([room("n")], [ceiling(BIG, runtimes=("docker",))]), ([], [ceiling(BIG)])):
+        assert isinstance(place(runc, nodes, pools), NeverFits)
 
 
 def test_above_every_node_and_pool_it_never_fits() -> None:

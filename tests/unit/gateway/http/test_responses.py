@@ -10,7 +10,7 @@ import pytest
 from gateway import errors
 from gateway.core import transitions
 from gateway.core.model import Sandbox
-from gateway.core.placement import NeverFits
+from gateway.core.placement import NeverFits, NoRoom
 from gateway.core.policy import Policies
 from gateway.core.policy_check import Violation
 from gateway.core.quota import Excess
@@ -21,7 +21,7 @@ from gateway.services.tokens import Principal
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
-from gateway.wire.states import DeathReason
+from gateway.wire.states import DeathReason, WaitReason
 from gateway.wire.tokens import TokenScope
 
 SCOPE = {"type": "http", "state": {REQUEST_ID: "r1"}}
@@ -59,13 +59,13 @@ ARGUMENTS = {
     "subject": f"sandbox {SANDBOX.id}",
     "tenant": "acme",
     "violations": [Violation("user", SANDBOX.id, f"sandbox {SANDBOX.id}", "the file")],
-    "excess": Excess("sandboxes", "sandboxes", 1, 1, 1, "policy.toml [tenants.acme.quota] sandboxes"),
+    "excess": Excess("sandboxes", ("sandbox", "sandboxes"), 1, 1, 1, "policy.toml [tenants.acme.quota] sandboxes"),
     "quota": Policies.parse("[default.quota]\ncreates_per_second = 1", "policy.toml").of("acme")[1],
     "wait_seconds": 1.0,
     "requested": Shape(),
     "answer": NeverFits((f"node n-1 holds {SANDBOX.id}",), Shape()),
     "waiting": 1,
-    "reasons": [f"node n-1 holds {SANDBOX.id}"],
+    "waits": NoRoom((f"node n-1 holds {SANDBOX.id}",), WaitReason.NO_ROOM, "room on a node"),
     "short": [f"memory, held by {SANDBOX.id}"],
     "generation": 1,
 }
