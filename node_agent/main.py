@@ -42,6 +42,7 @@ from node_agent.membership import (
     agent_version,
 )
 from node_agent.runtime.base import Death, RuntimeFacts
+from node_agent.sandboxes.disk_guard import DiskGuard
 from node_agent.sandboxes.manager import SandboxManager
 from node_agent.sandboxes.meters import Meters
 from node_agent.settings import NodeSettings
@@ -78,6 +79,7 @@ class NodeAgent:
         firewalls = [firewall for runtime in self._runtimes.values() for firewall in runtime.firewalls()]
         self._firewall = FirewallGuard(firewalls, lambda: self.heartbeats.poke())
         self.sandboxes = SandboxManager(self._runtimes, machine.total, self._refusal, self._creators, self._workers)
+        self._disk = DiskGuard(settings.root, self.sandboxes, settings.least_disk_mb // 2)
         store = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = SessionBounds(settings.max_execs, settings.exec_retention)
         self.sessions = Sessions(store, self._blocking, self.sandboxes.find_death, bounds)
@@ -121,6 +123,7 @@ class NodeAgent:
         self.sandboxes.listen(self.heartbeats.poke, gone, self.meters.read)
         await loop.run_in_executor(self._blocking, self._adopt)
         self.sessions.open(loop)
+        self._disk.start()
         self.heartbeats.start()
 
     def _adopt(self) -> None:
@@ -133,6 +136,7 @@ class NodeAgent:
         """End the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""
         self.heartbeats.stop()
         self._firewall.stop()
+        self._disk.stop()
         if self._settings.cleanup_on_exit:
             self._remove_all()
         for pool in (self._creators, self._workers, self._blocking):

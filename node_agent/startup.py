@@ -6,7 +6,6 @@ Each failure is one sentence, and leaves nothing behind.
 import contextlib
 import fcntl
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from gateway.wire.closed_ranges import METADATA, AddressPolicy, IpAddress
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
+from node_agent.host.ballast import Ballast
 from node_agent.host.conntrack import connection_share
 from node_agent.host.firewall import FirewallRules
 from node_agent.host.machine import most_sandboxes
@@ -25,7 +25,7 @@ from node_agent.settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
-LEAST_DISK: Final = 64 * 1024 * 1024  # below this not even identities and spools can be written
+LEAST_DISK: Final = 64 * 1024 * 1024  # below this nothing new can begin
 BACKLOG: Final = 1024
 
 Factory = Callable[[NodeSettings], SandboxRuntime]
@@ -42,15 +42,18 @@ def hold_root(root: Path, *, full_disk_is_fine: bool = False) -> Iterator[None]:
 
     Args:
         root: directory of everything that the node keeps.
-        full_disk_is_fine: whether a full disk is no failure, as for a cleanup.
+        full_disk_is_fine: whether a full disk is no failure, as for a cleanup.  It is none either where sandboxes are:
+            somebody has to serve and to delete them.
 
     Raises:
         NodeStartError: it cannot be made or written, its disk is full, or another agent runs over it.
     """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = os.statvfs(root)
-        if not full_disk_is_fine and state.f_bavail * state.f_frsize < LEAST_DISK:
+        ballast = Ballast(root)
+        ballast.keep()
+        has_sandboxes = next(root.glob("*/sandboxes/*"), None) is not None
+        if not (full_disk_is_fine or has_sandboxes) and ballast.free() < LEAST_DISK:
             raise NodeStartError(
                 f"the disk of {root} is full: less than {LEAST_DISK >> 20} MiB are free; make room first"
             )

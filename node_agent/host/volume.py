@@ -32,6 +32,7 @@ _BLOCK: Final = 512  # unit of st_blocks
 _COPY: Final = 1024 * 1024
 _NOT_OFFERED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _SET_FLAGS: Final = 0x40086602  # FS_IOC_SETFLAGS
+_EXT4: Final = Path("/sys/fs/ext4")
 _NO_COPY_ON_WRITE: Final = 0x00800000  # FS_NOCOW_FL
 
 
@@ -138,6 +139,34 @@ class Volume:
         """Return the MiB of the host's disk that it has, whatever is in it."""
         return self.image.stat().st_blocks * _BLOCK / MIB
 
+    def owns_blocks(self) -> bool:
+        """Return whether all its blocks are set aside, so that no other file can take them."""
+        status = self.image.stat()
+        return status.st_blocks * _BLOCK >= status.st_size
+
+    def writes(self) -> int | None:
+        """Return how many writes its device has ended, successful or not; ``None`` while it is not mounted."""
+        try:
+            return int((self._device() / "stat").read_text().split()[4]) if self.mounted else None
+        except FileNotFoundError:  # it goes while we look
+            return None
+
+    def damage(self) -> str | None:
+        """Return what the host's disk did not take of what was written, in the kernel's words; ``None`` for nothing.
+
+        Waits until all that was written is on the host's disk.
+        """
+        try:
+            _sync(self.path)
+            errors = int((_EXT4 / self._device().name / "errors_count").read_text())
+        except OSError as error:
+            return str(error) if self.mounted else None
+        return f"{errors} errors in its file system" if errors and self.mounted else None
+
+    def _device(self) -> Path:
+        number = self.path.stat().st_dev
+        return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+
     def full(self) -> bool:
         """Return whether a writer inside would get ENOSPC now, for want of blocks or of inodes."""
         status = os.statvfs(self.path)
@@ -195,6 +224,17 @@ def reserve(path: Path, size: int) -> bool:
         elif number:
             raise OSError(number, os.strerror(number), str(path))
         return os.fstat(descriptor).st_blocks * _BLOCK >= size
+    finally:
+        os.close(descriptor)
+
+
+def _sync(directory: Path) -> None:
+    """Call syncfs(2), which also tells what was lost in the background since it was last called."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if libc().syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(directory))
     finally:
         os.close(descriptor)
 

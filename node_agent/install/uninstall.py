@@ -25,8 +25,10 @@ def record_engines(settings: NodeSettings) -> None:
     Raises:
         OSError: it could not be written.
     """
-    record = {"docker_url": settings.docker_url, "runtimes": settings.runtimes}
-    write_atomically(settings.root / RECORD, json.dumps(record).encode())
+    record = json.dumps({"docker_url": settings.docker_url, "runtimes": settings.runtimes}).encode()
+    path = settings.root / RECORD
+    if not path.exists() or path.read_bytes() != record:  # a full disk takes no second copy of the same
+        write_atomically(path, record)
 
 
 def recorded_settings(root: Path) -> NodeSettings:
@@ -47,12 +49,21 @@ def remove_traces(runtimes: Mapping[RuntimeName, SandboxRuntime]) -> list[str]:
     for name, runtime in runtimes.items():
         try:
             for found in runtime.found():
-                runtime.delete(found.order.sandbox_id)
-                removed.append(f"{name}: sandbox {found.order.sandbox_id}")
+                removed += _remove_sandbox(name, runtime, found.order.sandbox_id)
             removed += [f"{name}: {sentence}" for sentence in runtime.sweep()]
         except RuntimeFailure as failure:
             log.error("%s: traces could not be removed: %s", name, failure.message)
     return removed
+
+
+def _remove_sandbox(name: RuntimeName, runtime: SandboxRuntime, sandbox_id: str) -> list[str]:
+    """Remove one sandbox; where it does not go, the others do not wait for it."""
+    try:
+        runtime.delete(sandbox_id)
+    except RuntimeFailure as failure:
+        log.error("%s: sandbox %s could not be removed: %s", name, sandbox_id, failure.message)
+        return []
+    return [f"{name}: sandbox {sandbox_id}"]
 
 
 def remove_node(settings: NodeSettings, factories: Mapping[RuntimeName, Factory]) -> list[str]:

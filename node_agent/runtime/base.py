@@ -237,6 +237,19 @@ class SandboxRuntime(ABC):
         """
 
     @abstractmethod
+    def fail(self, sandbox_id: str, reason: DeathReason, detail: str) -> None:
+        """End a sandbox that must not go on; its disk stays.  Nothing happens where it has ended.
+
+        Args:
+            sandbox_id: of the sandbox.
+            reason: why; with ``detail`` it is how the sandbox ended from then on.
+            detail: the same as a sentence.
+
+        Raises:
+            RuntimeFailure: engine or host do not do it.
+        """
+
+    @abstractmethod
     def pause(self, sandbox_id: str) -> None:
         """Freeze all processes.  Idempotent."""
 

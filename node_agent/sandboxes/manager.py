@@ -25,6 +25,7 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import LIVE, DeathReason, SandboxState
 from node_agent.errors import NodeError, RuntimeFailure
+from node_agent.host.volume import Volume
 from node_agent.runtime.base import Death, EngineState, Found, Order, SandboxRuntime
 from node_agent.sandboxes.table import Entry, NodeSandbox, SandboxTable, done
 
@@ -132,11 +133,20 @@ class SandboxManager:
         held = 0.0
         for sandbox in self.sandboxes():
             try:
-                files = self._runtimes[sandbox.runtime].counter_files(sandbox.id)
-                held += files.volume.held_mb() if files is not None else 0
-            except (OSError, RuntimeFailure) as error:
+                volume = self.volume_of(sandbox.id)
+                held += volume.held_mb() if volume is not None else 0
+            except (OSError, NodeError) as error:
                 log.warning("the disk of sandbox %s counts as free, as it cannot be read: %s", sandbox.id, error)
         return int(held)
+
+    def volume_of(self, sandbox_id: str) -> Volume | None:
+        """Return the disk of a sandbox; ``None`` where it has none.
+
+        Raises:
+            NodeError: ``SANDBOX_NOT_FOUND``; ``BUSY`` where its engine does not answer.
+        """
+        files = self.runtime_of(sandbox_id, None).counter_files(sandbox_id)
+        return None if files is None else files.volume
 
     def find_death(self, sandbox_id: str, generation: int, seconds: float) -> Death | None:
         """Return how this incarnation ended; wait up to ``seconds`` for it, then ``None``."""
@@ -311,6 +321,17 @@ class SandboxManager:
             self._on_state(entry.sandbox)
         self._changed()
         return entry.sandbox
+
+    def fail(self, sandbox_id: str, generation: int, reason: DeathReason, detail: str) -> None:
+        """End a sandbox that must not go on; whoever watches it hears why.
+
+        Raises:
+            NodeError: it is not here in that generation, or its engine does not do it.
+        """
+        entry = self._table.settled(sandbox_id, generation)
+        with entry.busy:
+            if self._table.is_newest(entry):
+                self._runtime(entry).fail(sandbox_id, reason, detail)
 
     # -- after a restart of the agent ---------------------------------------------------------------------------------
 

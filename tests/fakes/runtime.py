@@ -237,6 +237,9 @@ class FakeRuntime(SandboxRuntime):
             shutil.rmtree(path)
         return [f"removed {path.name}" for path in strays]
 
+    def fail(self, sandbox_id: str, reason: DeathReason, detail: str) -> None:
+        self.die(sandbox_id, reason, detail)
+
     def pause(self, sandbox_id: str) -> None:
         (self._home(sandbox_id) / "paused").touch()
         self._signal_all(sandbox_id, signal.SIGSTOP)

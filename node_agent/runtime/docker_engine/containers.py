@@ -71,7 +71,7 @@ class Containers:
         with calling(f"container {container[:12]}"):
             try:
                 inspected = self._api.client.inspect_container(container)
-                self._end(inspected)
+                self.end(inspected)
                 # Docker must find its own directory when it removes it, not the volume.
                 host_files.unmount_layer(host_files.layer_directory(inspected))
                 self._api.client.remove_container(container, force=True, v=True)
@@ -111,7 +111,12 @@ class Containers:
         group.kill()
         return group.remove()
 
-    def _end(self, inspected: dict[str, Any]) -> None:
+    def end(self, inspected: dict[str, Any]) -> None:
+        """End the processes of a container.
+
+        Raises:
+            DockerException, requests.RequestException: the engine does not say that they have ended.
+        """
         container, pid = inspected["Id"], inspected["State"]["Pid"]
         if not pid:
             return

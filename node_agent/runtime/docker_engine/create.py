@@ -99,22 +99,36 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
                 cgroup.confine_devices(tag, (*devices.DOCKER_RULES, *devices.gpu_rules()))
 
     def take_down(self, sandbox_id: str, record: DockerRecord | None) -> None:
+        if record is not None and record.part.layer is not None:
+            # Docker reads its own notes of a layer before it removes a container, and they may be on a damaged volume.
+            host_files.unmount_layer(record.part.layer)
         for container in self.containers.ids(sandbox_id):  # of every generation
             self.containers.remove(container)
         if record is not None:
             self.ended(record)
         self.containers.clear_groups(sandbox_id)
-        if record is None:
-            return
-        if record.part.layer is not None:
-            host_files.unmount_layer(record.part.layer)
-        if record.part.network:
+        if record is not None and record.part.network:
             self.networks.remove(record.part.network)
+
+    def inspect(self, record: DockerRecord) -> dict[str, Any] | None:
+        """Return the container of an incarnation as Docker describes it; ``None`` when there is none.
+
+        Raises:
+            RuntimeFailure: the engine does not answer, or refuses.
+        """
+        try:
+            return self.containers.inspect(record.sandbox_id, record.generation)
+        except RuntimeFailure as failure:
+            if failure.retryable or record.part.layer is None:
+                raise
+            # It could not read its notes of the layer; those below the damaged volume are whole.
+            host_files.unmount_layer(record.part.layer)
+            return self.containers.inspect(record.sandbox_id, record.generation)
 
     def found(self, record: DockerRecord) -> Found:
         state, death, started = record.state, record.death, None
         if state is EngineState.RUNNING:  # it was brought up; Docker knows what came after
-            inspected = self.containers.inspect(record.sandbox_id, record.generation)
+            inspected = self.inspect(record)
             if inspected is None:
                 state, death = EngineState.DEAD, containers.taken_away()
             else:

@@ -3,7 +3,8 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -12,8 +13,10 @@ from docker.errors import APIError, NotFound
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
 from gateway.wire.sandboxes import RuntimeName
+from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, programs
+from node_agent.host.disk import host_errors
 from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules, PullFirewall
 from node_agent.host.images import Images
 from node_agent.host.process import CommandError
@@ -96,7 +99,8 @@ class DockerRuntime(SandboxRuntime):
             tag=tag,
             ended=self._ended,
         )
-        self._incarnations = Incarnations(self._records, SandboxLocks(), self._steps)
+        self._locks = SandboxLocks()
+        self._incarnations = Incarnations(self._records, self._locks, self._steps)
         self._exits = ContainerExits(self._api, tag)
         self._execs = DockerExecs(self._api, self._containers, self._exits)
         self._facts: RuntimeFacts | None = None
@@ -142,18 +146,26 @@ class DockerRuntime(SandboxRuntime):
         owned = {record.sandbox_id: record for record in self._records.all()}
         for sandbox_id in self._records.ids():
             if sandbox_id not in owned:
-                self._incarnations.delete(sandbox_id)
-                gone.append(f"remains of sandbox {sandbox_id}")
+                gone += self._swept(f"remains of sandbox {sandbox_id}", self._incarnations.delete, sandbox_id)
         for container, sandbox_id in self._containers.all().items():
             if sandbox_id not in owned:
-                self._containers.remove(container)
-                gone.append(f"container {container[:12]} of sandbox {sandbox_id}")
+                sentence = f"container {container[:12]} of sandbox {sandbox_id}"
+                gone += self._swept(sentence, self._containers.remove, container)
         gone += self._networks.sweep({record.part.network for record in owned.values() if record.part.network})
         if not owned:
             gone += self._images.release()
             if programs.release(self._tools):
                 gone.append(f"mount of the programs in {self._tools}")
         return gone + self._containers.sweep_groups()
+
+    def _swept(self, what: str, remove: Callable[[str], None], name: str) -> list[str]:
+        """Remove one thing, and return its sentence; where it does not go, neither the others nor the node wait."""
+        try:
+            remove(name)
+        except RuntimeFailure as failure:
+            log.error("%s could not be removed: %s", what, failure.message)
+            return []
+        return [what]
 
     def close(self) -> None:
         self._exits.close()
@@ -168,6 +180,20 @@ class DockerRuntime(SandboxRuntime):
         except (CommandError, OSError) as error:
             # The process is about to end; the next start's sweep meets what stays.
             log.warning("what served the sandboxes of this node could not be removed: %s", error)
+
+    def fail(self, sandbox_id: str, reason: DeathReason, detail: str) -> None:
+        with self._locks.of(sandbox_id).changing():
+            record = self._records.load(sandbox_id)
+            if record is None or record.state is not EngineState.RUNNING:
+                return
+            inspected = self._steps.inspect(record)
+            if inspected is None or containers.state(inspected) is EngineState.DEAD:
+                return  # it has ended by itself, and Docker knows how
+            death = Death(reason, None, detail, datetime.now(UTC))
+            with host_errors(f"sandbox {sandbox_id} is to end"), calling(f"sandbox {sandbox_id} is to end"):
+                self._records.save(record.but(state=EngineState.DEAD, death=death))
+                self._containers.end(inspected)
+            self._ended(record)
 
     # -- freezing --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Final
 from node_agent.errors import RuntimeFailure
 from node_agent.host.network import Networks
 from node_agent.host.process import how_ended, readable
-from node_agent.runtime.base import EngineState
+from node_agent.runtime.base import Death, EngineState
 from node_agent.runtime.locks import SandboxLocks
 from node_agent.runtime.record import RunscRecord, RunscRecords
 from node_agent.runtime.runsc import pause
@@ -170,14 +170,27 @@ class SandboxExits:
                 log.exception("sandbox %s ended and could not be settled", paths.sandbox_id)
 
     def _bury(self, paths: SandboxPaths, record: RunscRecord, end: ObservedEnd) -> RunscRecord:
-        """Write the death, and free all but the volume."""
+        """Judge why it ended, and settle it."""
         group = paths.cgroup
         memory = MemoryEvents(group.oom_kills(), group.met_memory_limit())
-        full = paths.volume.mounted and paths.volume.full()
         crash = None
         if end.killed:
             crash = self._logs.keep(f"{record.sandbox_id}.{record.generation}.log", paths.crash_log)
+        full = _disk_full(paths)
         death = death_of(end, memory=memory, disk_full=full, ended_at=datetime.now(UTC), crash=crash)
+        return self._settle_as(paths, record, death)
+
+    def end(self, paths: SandboxPaths, record: RunscRecord, death: Death) -> None:
+        """End a sandbox that runs, for the reason that ``death`` gives.
+
+        Raises:
+            RuntimeFailure, OSError: engine or host do not do it.
+        """
+        self.forget(paths)
+        self._settle_as(paths, record, death)
+
+    def _settle_as(self, paths: SandboxPaths, record: RunscRecord, death: Death) -> RunscRecord:
+        """Write the death, and free all but the volume."""
         dead = record.but(state=EngineState.DEAD, death=death)
         try:
             self._records.save(dead)
@@ -193,6 +206,14 @@ class SandboxExits:
         dead = self._records.save(dead.with_part(net=None, sentry_pid=None))
         self._fd_store.drop(paths.sandbox_id)
         return dead
+
+
+def _disk_full(paths: SandboxPaths) -> bool:
+    try:
+        return paths.volume.mounted and paths.volume.full()
+    except OSError as error:
+        log.error("sandbox %s: its disk cannot be read any more: %s", paths.sandbox_id, error)
+        return True
 
 
 def _ended_handle() -> int:

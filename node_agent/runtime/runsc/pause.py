@@ -37,7 +37,12 @@ def pause(runsc: Runsc, records: RunscRecords, paths: SandboxPaths, record: Runs
             paths.settling.touch()
             paths.control.pause() if runsc.socket else runsc.pause(paths.sandbox_id)
             paths.cgroup.freeze()
-            _settled(records, paths, record, EngineState.PAUSED)
+            try:
+                _settled(records, paths, record, EngineState.PAUSED)
+            except OSError:  # nobody would know that it is frozen
+                paths.cgroup.thaw()
+                paths.control.resume() if runsc.socket else runsc.resume(paths.sandbox_id)
+                raise
 
 
 def resume(runsc: Runsc, records: RunscRecords, paths: SandboxPaths, record: RunscRecord) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
@@ -14,8 +15,10 @@ import docker
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
+from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, mounts, programs
+from node_agent.host.disk import host_errors
 from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules, PullFirewall
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
@@ -145,8 +148,16 @@ class RunscRuntime(SandboxRuntime):
         self._incarnations.delete(sandbox_id)
 
     def found(self) -> list[Found]:
-        records = map(self._adopted, self._records.ids())
-        return [self._steps.found(record) for record in records if record is not None]
+        records = [record for record in map(self._adopted_or_not, self._records.ids()) if record is not None]
+        return [self._steps.found(record) for record in records]
+
+    def _adopted_or_not(self, sandbox_id: str) -> RunscRecord | None:
+        """Return the record as `_adopted` does, or as it is written where the host does not show what became of it."""
+        try:
+            return self._adopted(sandbox_id)
+        except (RuntimeFailure, OSError, CommandError) as error:
+            log.error("sandbox %s could not be taken over: %s", sandbox_id, error)
+            return self._records.load(sandbox_id)
 
     def _adopted(self, sandbox_id: str) -> RunscRecord | None:
         """Return the record after the engine was asked; what runs is watched from here on."""
@@ -177,6 +188,13 @@ class RunscRuntime(SandboxRuntime):
         if not self._records.ids():
             self.sweep()
         self._exits.close()
+
+    def fail(self, sandbox_id: str, reason: DeathReason, detail: str) -> None:
+        lock, paths = self._locks.of(sandbox_id), self._node.of(sandbox_id)
+        with lock.changing(), host_errors(f"sandbox {sandbox_id} is to end"):
+            record = self._records.load(sandbox_id)
+            if record is not None and record.state in _USING:
+                self._exits.end(paths, record, Death(reason, None, detail, datetime.now(UTC)))
 
     # -- freezing --------------------------------------------------------------------------------------------------
 
@@ -284,7 +302,11 @@ class RunscRuntime(SandboxRuntime):
         gone: list[str] = []
         for sandbox_id in sorted({*self._records.ids(), *cgroup.names(self._node.tag)} - set(owned)):
             self._fd_store.drop(sandbox_id)
-            gone += _remove_orphan(self._node.of(sandbox_id))
+            try:
+                gone += _remove_orphan(self._node.of(sandbox_id))
+            except (OSError, RuntimeFailure) as error:
+                # The others are not to wait for it, and neither is the node.
+                log.error("what is left of sandbox %s could not be removed: %s", sandbox_id, error)
         gone += [f"loop device {name}" for name in mounts.detach_loop_devices(self._node.sandboxes, keep=owned)]
         gone += self._networks.sweep({record.part.net.namespace for record in owned.values() if record.part.net})
         gone += self._roots.sweep()

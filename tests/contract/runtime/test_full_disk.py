@@ -1,13 +1,16 @@
 """A node whose own disk is full: what cannot be done says so and leaves nothing, and works once there is room."""
 
 import contextlib
+import errno
 import hashlib
 import os
+import queue
 import secrets
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +18,16 @@ import pytest
 
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MIB
+from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
+from gateway.wire.states import DeathReason, SandboxState
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.base import SandboxRuntime
 from node_agent.runtime.docker_engine.runtime import DockerRuntime
 from node_agent.runtime.runsc.runtime import RunscRuntime
+from node_agent.sandboxes.disk_guard import DiskGuard
+from node_agent.sandboxes.manager import SandboxManager
+from node_agent.startup import NodeStartError, hold_root
 from tests.contract.runtime.lab import Lab
 from tests.engines import leftovers
 from tests.engines.dockerd import Daemon
@@ -183,3 +191,58 @@ def test_what_is_written_while_the_host_is_full_is_there(either: SmallNode) -> N
         forget_pages(volume.parent / "volume" / "workspace" / "file")
         forget_pages(volume)
         assert box.text("sha256sum </workspace/file").split()[0] == hashlib.sha256(data).hexdigest()
+
+
+def test_an_agent_starts_on_a_full_disk_where_sandboxes_are(node: SmallNode) -> None:
+    with node.full(), pytest.raises(NodeStartError), hold_root(node.lab.root):
+        pass
+    with node.lab.sandbox(), node.full(), hold_root(node.lab.root):
+        pass
+
+
+def test_a_pause_that_cannot_be_written_down_leaves_the_sandbox_running(
+    node: SmallNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object, **_given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with node.lab.sandbox() as box:
+        with monkeypatch.context() as patch, pytest.raises(RuntimeFailure) as caught:
+            patch.setattr("node_agent.runtime.record.write_atomically", full)
+            node.lab.runtime.pause(box.id)
+        assert caught.value.code is ErrorCode.DISK_FULL
+        assert box.text("echo usable") == "usable"
+        node.lab.runtime.pause(box.id)
+        node.lab.runtime.resume(box.id)
+        assert box.text("echo usable") == "usable"
+
+
+def give_back(image: Path, size: int) -> None:
+    """Give the last ``size`` bytes of a volume back to the host, as if its file system had set nothing aside."""
+    offset = image.stat().st_size - size
+    _run("fallocate", "--punch-hole", "--offset", str(offset), "--length", str(size), str(image))
+
+
+def test_a_sandbox_ends_that_lost_a_write(either: SmallNode) -> None:
+    lab = either.lab
+    with lab.sandbox(disk_mb=32) as broken, lab.sandbox(disk_mb=16) as whole, ThreadPoolExecutor(2) as pool:
+        manager = SandboxManager({lab.runtime.name: lab.runtime}, Shape, lambda _: None, pool, pool)
+        ends = queue.SimpleQueue[str]()
+        manager.listen(lambda: None, lambda sandbox_id, _generation, **_: ends.put(sandbox_id), lambda _: None)
+        manager.adopt()
+        guard = DiskGuard(lab.root, manager, least_mb=0)
+        guard.look_at_volumes()
+        assert manager.find(broken.id, None).state is SandboxState.RUNNING
+        volume = manager.volume_of(broken.id)
+        assert volume is not None
+        give_back(volume.image, 24 * MIB)
+        with either.full():
+            broken.run("sh", "-c", "cat >/workspace/file", stdin=secrets.token_bytes(26 * MIB))
+            guard.look_at_volumes()
+        guard.look_at_volumes()  # on a full disk its end cannot be written down
+
+        assert ends.get(timeout=30) == broken.id
+        death = manager.find(broken.id, None).death
+        assert death is not None
+        assert death.reason is DeathReason.DISK_FULL
+        assert manager.find(whole.id, None).state is SandboxState.RUNNING
