@@ -45,7 +45,7 @@ class Sandbox:
     created_at: datetime
     updated_at: datetime
     active_at: datetime
-    """Last known use, for ``idle_seconds``."""
+    """Last known use, by the clock of the gateway that wrote it."""
     expires_at: datetime | None = None
     node_id: str | None = None
     runtime: RuntimeName | None = None
@@ -64,6 +64,8 @@ class Sandbox:
     ended_at: datetime | None = None
     tenant: str = DEFAULT_TENANT
     """Whose it is."""
+    uses: int = 0
+    """Grows whenever ``active_at`` is written; a change of it is a use, whichever gateway saw it."""
 
     @property
     def id(self) -> str:
@@ -228,6 +230,8 @@ class Route:
     generation: int
     node: NodeAddress
     isolation: Isolation
+    idle_seconds: int | None = None
+    """Of its spec."""
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------

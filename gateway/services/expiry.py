@@ -4,7 +4,10 @@ All of it is judged on the monotonic clock. What a row says (``expires_at``, ``e
 monotonic time once, when the row is first seen; so a jump of the wall clock while the gateway runs deletes nothing.
 """
 
+import asyncio
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -13,8 +16,7 @@ from sqlmodel import Session
 
 from gateway.core import transitions
 from gateway.core.model import Sandbox
-from gateway.errors import ApiError
-from gateway.services.tasks import AsyncClock, Deadlines
+from gateway.services.tasks import AsyncClock, Deadlines, wait_for_event
 from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.services.usage import oldest_kept
 from gateway.settings import GatewaySettings
@@ -25,71 +27,158 @@ from gateway.wire.nodes import InventoryItem
 from gateway.wire.states import DeathReason, SandboxState
 
 FLUSH_INTERVAL: Final = 30.0
-"""Seconds between two writes of activity; a crash loses at most this much, which is granted again at start."""
+"""Seconds within which a use is written where nobody is in a hurry; a crash loses at most this much."""
+SHARES: Final = 4
+"""Uses are shared with other gateways this often within ``idle_seconds``."""
+GATHERING: Final = 0.25
+"""Seconds between two writes of uses at least, so that many go into one."""
 MAX_ACTIVITY: Final = 100_000
 """Sandboxes whose last use is held in memory."""
 HOUSEKEEPING_INTERVAL: Final = 3600.0
 """Seconds between two looks for rows that are old enough to be deleted."""
 
 
+@dataclass
+class _Use:
+    """What this gateway knows of the uses of one sandbox."""
+
+    at: float
+    """The last one, on the monotonic clock."""
+    idle_seconds: float | None = None
+    """Of its spec."""
+    uses: int | None = None
+    """Of its row, as it was last read or written here."""
+    written_at: float = -math.inf
+
+
 class Activity:
-    """When sandboxes were last used: held in memory, and written every `FLUSH_INTERVAL`."""
+    """When sandboxes were last used: held in memory, and shared with other gateways through the rows.
+
+    Where there are others, a use of a sandbox with ``idle_seconds`` is written at once, and again when a share of that
+    time has passed; so nobody who reads the row is mistaken by more than that share, and gets it on top. Of the row it
+    is the count of uses that matters: the clocks of other machines are not compared with.
+    """
 
     def __init__(self, db: Database, clock: AsyncClock) -> None:
         self._db = db
         self._clock = clock
-        self._used: dict[str, float] = {}
+        self._uses: dict[str, _Use] = {}
         self._unwritten: set[str] = set()
+        self._due = math.inf
+        """When the first of the unwritten is due."""
+        self._wake = asyncio.Event()
 
-    def touch(self, sandbox_id: str) -> None:
-        """Count the sandbox as used now. Costs no write."""
-        self._note(sandbox_id, self._clock.monotonic())
+    def touch(self, sandbox_id: str, idle_seconds: float | None = None) -> None:
+        """Count the sandbox as used now, and have that written in time.
+
+        Args:
+            sandbox_id: which.
+            idle_seconds: of its spec; ``None`` where that is not known, or known already.
+        """
+        use = self._note(sandbox_id)
+        if idle_seconds is not None:
+            use.idle_seconds = idle_seconds
         self._unwritten.add(sandbox_id)
+        self._plan(use)
 
-    def idle_seconds(self, sandbox: Sandbox) -> float:
-        """Return the seconds since the sandbox was last used."""
-        now = self._clock.monotonic()
-        if sandbox.id not in self._used:
-            age = (self._clock.now() - sandbox.active_at).total_seconds()
-            self._note(sandbox.id, now - max(0.0, age - FLUSH_INTERVAL))
-        return now - self._used[sandbox.id]
+    def is_over(self, sandbox: Sandbox) -> bool:
+        """Return whether nobody has used the sandbox for its ``idle_seconds``, as far as is known here and in its row.
+
+        Args:
+            sandbox: its row as it was read a moment ago.
+        """
+        limit = sandbox.spec.idle_seconds
+        if limit is None:
+            return False
+        now, use = self._clock.monotonic(), self._uses.get(sandbox.id)
+        if use is None:
+            use = self._note(sandbox.id)
+            if not self._db.shared:
+                # Nobody else can have used it, so the row counts. Other gateways may go by other clocks.
+                age = (self._clock.now() - sandbox.active_at).total_seconds()
+                use.at = now - max(0.0, age - FLUSH_INTERVAL)
+        elif self._db.shared and (use.uses is None or sandbox.uses > use.uses):
+            use.at = now  # another gateway has seen a use since the last look
+        use.uses, use.idle_seconds = max(sandbox.uses, use.uses or 0), limit
+        late = self._share(use) if self._db.shared else 0.0
+        return now - use.at >= limit + late
+
+    def last_use(self, sandbox_id: str) -> float | None:
+        """Return the monotonic time of the last use that is known here; ``None`` for none."""
+        use = self._uses.get(sandbox_id)
+        return None if use is None else use.at
 
     def on_change(self, sandbox: Sandbox) -> None:
         """React to a change of a sandbox."""
         if sandbox.state is SandboxState.DELETED:
-            self._used.pop(sandbox.id, None)
+            self._uses.pop(sandbox.id, None)
             self._unwritten.discard(sandbox.id)
         elif sandbox.state is SandboxState.RUNNING:
-            self._note(sandbox.id, self._clock.monotonic())
+            use = self._note(sandbox.id)
+            use.uses, use.idle_seconds = sandbox.uses, sandbox.spec.idle_seconds
 
     async def run(self) -> None:
-        """Write what was used every `FLUSH_INTERVAL`, for ever."""
+        """Write what was used when it is due, for ever."""
         while True:
-            await self._clock.sleep(FLUSH_INTERVAL)
-            await self.flush()
+            self._wake.clear()
+            if self._due <= self._clock.monotonic():
+                await self.flush()
+                await self._clock.sleep(GATHERING)
+            else:
+                await wait_for_event(self._wake, self._clock, None if self._due == math.inf else self._due)
 
     async def flush(self) -> None:
-        """Write what was used since the last time.
+        """Write what was used and is not written yet.
 
         Raises:
             ApiError: as `Database.write`; then it is written the next time.
         """
         mono, now = self._clock.monotonic(), self._clock.now()
-        ids, self._unwritten = self._unwritten, set()
-        active = {name: now - timedelta(seconds=mono - self._used[name]) for name in ids if name in self._used}
-        try:
-            if active:
-                await self._db.write(lambda session: sandboxes.write_activity(session, active))
-        except ApiError:
-            self._unwritten |= ids
-            raise
+        writing = {name: replace(self._uses[name]) for name in self._unwritten}
+        if writing:
+            active = {name: now - timedelta(seconds=mono - use.at) for name, use in writing.items()}
+            await self._db.write(lambda session: sandboxes.write_activity(session, active))
+        self._due = math.inf
+        for name, written in writing.items():
+            use = self._uses.get(name)
+            if use is None or name not in self._unwritten:
+                continue
+            use.written_at = mono
+            if written.uses is not None:
+                # Never beyond the row's own count: then the next use that another gateway writes would go unseen.
+                use.uses = max(use.uses or 0, written.uses + 1)
+            if use.at == written.at:
+                self._unwritten.discard(name)
+        for name in self._unwritten:
+            self._plan(self._uses[name])
 
-    def _note(self, sandbox_id: str, used: float) -> None:
-        self._used.pop(sandbox_id, None)
-        self._used[sandbox_id] = used
-        if len(self._used) > MAX_ACTIVITY:
-            # The one that was noted longest ago; its row still knows.
-            del self._used[next(iter(self._used))]
+    def _plan(self, use: _Use) -> None:
+        """See to it that the use is written when it is due."""
+        if self._db.shared and use.idle_seconds is not None:
+            due = use.written_at + self._share(use)
+        else:
+            due = use.at + FLUSH_INTERVAL
+        if due < self._due:
+            self._due = due
+            self._wake.set()
+
+    @staticmethod
+    def _share(use: _Use) -> float:
+        """Return the seconds by which the row may be behind the uses."""
+        return FLUSH_INTERVAL if use.idle_seconds is None else min(FLUSH_INTERVAL, use.idle_seconds / SHARES)
+
+    def _note(self, sandbox_id: str) -> _Use:
+        """Count the sandbox as used now, in memory; return what is known of it."""
+        now = self._clock.monotonic()
+        use = self._uses.pop(sandbox_id, None) or _Use(now)
+        use.at = now
+        self._uses[sandbox_id] = use
+        if len(self._uses) > MAX_ACTIVITY:
+            # The one that was noted longest ago, and whose row knows of it.
+            written = next((name for name in self._uses if name not in self._unwritten and name != sandbox_id), None)
+            if written is not None:
+                del self._uses[written]
+        return use
 
 
 class Reaper:
@@ -190,9 +279,19 @@ class Reaper:
             if row is None or row.spec.idle_seconds is None or item.generation != row.generation:
                 continue
             if item.live_execs:
-                self._activity.touch(row.id)
-            elif row.started_at is not None and self._activity.idle_seconds(row) >= row.spec.idle_seconds:
-                await self._uow.change(row.id, partial(_delete_idle, idle=row, now=self._clock.now()))
+                self._activity.touch(row.id, row.spec.idle_seconds)
+            elif row.started_at is not None and self._activity.is_over(row):
+                await self._uow.commit(partial(self._delete_idle, idle=row, since=self._activity.last_use(row.id)))
+
+    def _delete_idle(self, session: Session, idle: Sandbox, since: float | None) -> Written[None]:
+        """Delete it, unless it was used here since ``since`` or, by its row, anywhere since ``idle`` was read."""
+        row = sandboxes.get(session, idle.id)
+        if row is None or (row.generation, row.uses) != (idle.generation, idle.uses):
+            return Written(None)
+        after = transitions.unless_leaving(row, DeathReason.IDLE, self._clock.now())
+        if after is None or self._activity.last_use(row.id) != since:
+            return Written(None)
+        return Written(None, (sandboxes.save(session, row, after, unused=True),))
 
     # -- tombstones ---------------------------------------------------------------------------------------------------
 
@@ -209,7 +308,3 @@ class Reaper:
             await self._uow.db.write(partial(purge, before=before))
         oldest = oldest_kept(self._settings, self._clock.now())
         await self._uow.db.write(partial(usage.purge, before=oldest))
-
-
-def _delete_idle(row: Sandbox, idle: Sandbox, now: datetime) -> Sandbox | None:
-    return transitions.unless_leaving(row, DeathReason.IDLE, now) if row.generation == idle.generation else None

@@ -358,7 +358,7 @@ class SandboxService:
         known = self._context.routes.get(sandbox_id)
         if known is None or generation not in {None, known.generation}:
             return await send(await self.route(sandbox_id, generation=generation, running=running))
-        self.touch(sandbox_id)
+        self._activity.touch(sandbox_id, known.idle_seconds)
         try:
             return await send(known)
         except ApiError as error:
@@ -389,14 +389,15 @@ class SandboxService:
             located = await self._locate(sandbox_id)
             if generation is not None and generation != located.sandbox.generation:
                 raise errors.other_generation(located.sandbox, generation)
-            self.touch(sandbox_id)
+            self._activity.touch(sandbox_id, located.sandbox.spec.idle_seconds)
             if running and located.sandbox.state is S.PAUSED:
                 located = await self._resumed(sandbox_id)
             sandbox = located.sandbox
             ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
             if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):
                 raise errors.not_running(sandbox)
-            route = Route(sandbox.id, sandbox.generation, self._address(located), sandbox.spec.isolation)
+            spec, address = sandbox.spec, self._address(located)
+            route = Route(sandbox.id, sandbox.generation, address, spec.isolation, spec.idle_seconds)
             if sandbox.state is S.RUNNING:
                 self._context.routes.keep(lookup, route)
             return route

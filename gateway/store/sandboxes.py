@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy import BindParameter, bindparam, case, delete, func, insert, select, update
 from sqlmodel import Session, SQLModel, col
 
 from gateway.core.model import Sandbox
@@ -52,28 +52,42 @@ def replace_deleted(session: Session, before: Sandbox, after: Sandbox) -> Sandbo
     return written
 
 
-def save(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
+def save(session: Session, before: Sandbox, after: Sandbox, *, unused: bool = False) -> Sandbox:
     """Write ``after`` over ``before``; return ``after`` with its new version.
 
     A prepared unit that ``after`` has no longer goes back in the same transaction.
 
+    Args:
+        session: of the caller's transaction.
+        before: the row as it was read.
+        after: what it becomes.
+        unused: whether a use since ``before`` was read makes it stale; by itself that is no change of the row.
+
     Raises:
         StaleError: the row is no longer ``before``.
     """
-    written = _write(session, before, after)
+    written = _write(session, before, after, unused=unused)
     if before.batch is not None and after.batch is None:
         capacity.give_back(session, before.batch)
     return written
 
 
-def _write(session: Session, before: Sandbox, after: Sandbox) -> Sandbox:
-    written = replace(after, version=before.version + 1)
+def _write(session: Session, before: Sandbox, after: Sandbox, *, unused: bool = False) -> Sandbox:
+    used = after.active_at != before.active_at
+    written = replace(after, version=before.version + 1, uses=before.uses + used)
+    columns = _columns(written)
+    # Uses are written beside the version: those that came since the row was read stay.
+    del columns["active_at"], columns["uses"]
+    if used:
+        columns |= _one_more_use(after.active_at)
     statement = (
         update(SandboxRow)
         .where(col(SandboxRow.id) == before.id, col(SandboxRow.version) == before.version)
-        .values(**_columns(written))
+        .values(**columns)
         .execution_options(synchronize_session=False)
     )
+    if unused:
+        statement = statement.where(col(SandboxRow.uses) == before.uses)
     if affected(session.execute(statement)) != 1:
         raise StaleError(f"sandbox {before.id} is no longer at version {before.version}")
     return written
@@ -174,11 +188,11 @@ def write_activity(session: Session, active: Mapping[str, datetime]) -> None:
     """Write when sandboxes were last used. It is no change of the sandbox, and leaves the version alone."""
     table = SQLModel.metadata.tables[str(SandboxRow.__tablename__)]
     moment = bindparam("moment", type_=table.c.active_at.type)
-    statement = (
-        update(table).where(table.c.id == bindparam("sandbox_id"), table.c.active_at < moment).values(active_at=moment)
+    statement = update(table).where(table.c.id == bindparam("sandbox_id")).values(_one_more_use(moment))
+    # One statement for all: thousands may have been used.  In one order, so that no two gateways wait in a circle.
+    session.connection().execute(
+        statement, [{"sandbox_id": name, "moment": last} for name, last in sorted(active.items())]
     )
-    # One statement for all: thousands may have been used.
-    session.connection().execute(statement, [{"sandbox_id": name, "moment": last} for name, last in active.items()])
 
 
 def purge(session: Session, before: datetime) -> int:
@@ -292,6 +306,12 @@ def turns(session: Session, want: str, page: int) -> Iterator[tuple[datetime, st
         if len(found) < page:
             return
         after = found[-1]
+
+
+def _one_more_use(moment: datetime | BindParameter[datetime]) -> dict[str, Any]:
+    """Return the columns of a row that was used; the time of a clock that is behind moves nothing back."""
+    known = col(SandboxRow.active_at)
+    return {"active_at": case((known < moment, moment), else_=known), "uses": col(SandboxRow.uses) + 1}
 
 
 # -- rows and values --------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class SandboxRow(SQLModel, table=True):
     created_at: datetime
     updated_at: datetime
     active_at: datetime
+    uses: int = 0
     expires_at: datetime | None = None
     want: str = Field(sa_type=Text)
     """The same text for all that need the same of a node."""

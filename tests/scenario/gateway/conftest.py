@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenario.gateway.world import World, settings_for, world
+from tests.scenario.gateway.world import Fleet, ManualClock, World, both_listen, settings_for, world
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -19,3 +19,15 @@ async def here(tmp_path: Path, database_url: str | None) -> AsyncIterator[World]
     """A running gateway without nodes, at a standing clock."""
     async with world(settings_for(tmp_path, database_url)) as running:
         yield running
+
+
+@pytest.fixture
+async def pair(tmp_path: Path, postgres_url: str) -> AsyncIterator[tuple[World, World]]:
+    """Two gateways on one PostgreSQL, with one fleet and one clock."""
+    fleet, clock = Fleet(), ManualClock()
+    async with (
+        world(settings_for(tmp_path / "1", postgres_url), fleet, clock) as one,
+        world(settings_for(tmp_path / "2", postgres_url), fleet, clock) as two,
+    ):
+        await both_listen(postgres_url)
+        yield one, two

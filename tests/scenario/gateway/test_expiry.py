@@ -1,6 +1,7 @@
 """Ends by time: ttl, disuse, leases, tombstones."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 from sqlalchemy import text
 from sqlmodel import Session
 
+from gateway.core.model import Sandbox
 from gateway.errors import ApiError
 from gateway.services.assembly import build
+from gateway.services.expiry import GATHERING
 from gateway.store import sandboxes
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, NodeState, SandboxState
@@ -77,10 +80,70 @@ async def test_an_idle_sandbox_is_deleted_once_its_node_reports_no_exec(here: Wo
     here.manual_clock.advance(59)
     await here.beat(node)
     assert await here.state("a") is S.RUNNING
-    here.manual_clock.advance(1)
+    here.manual_clock.advance(1 + (15 if here.services.internals.db.shared else 0))
     await here.beat(node)
     await here.until("a", S.DELETED)
     assert (await here.services.sandboxes.get("a")).reason is DeathReason.IDLE
+
+
+async def test_uses_through_one_gateway_count_in_every_other(pair: tuple[World, World]) -> None:
+    one, two = pair
+    node = await one.join()
+    await one.services.sandboxes.create(spec(idle_seconds=20))
+    await two.beat(node)
+    for _ in range(14):
+        one.manual_clock.advance(3)
+        await one.services.sandboxes.route("a")
+        await uses_are_written(one)
+        await two.beat(node)
+        assert await two.state("a") is S.RUNNING
+    one.manual_clock.advance(5)  # the row may be behind by so much
+    await uses_are_written(one)
+    await two.beat(node)
+    one.manual_clock.advance(25)
+    await two.beat(node)
+    await two.until("a", S.DELETED)
+    assert (await two.services.sandboxes.get("a")).reason is DeathReason.IDLE
+
+
+async def uses_are_written(here: World) -> None:
+    """Return once the gateway has written what is due; it waits for nobody's call."""
+    activity = here.services.internals.activity
+    while activity._due <= here.clock.monotonic():
+        here.manual_clock.advance(GATHERING)
+        await asyncio.sleep(0.001)
+
+
+async def test_a_use_between_the_look_and_the_judgement_saves_the_sandbox(pair: tuple[World, World]) -> None:
+    one, two = pair
+    node = await one.join()
+    await one.services.sandboxes.create(spec(idle_seconds=20))
+    await two.beat(node)
+    looked = await row_of(two)
+    one.manual_clock.advance(60)
+    await one.services.sandboxes.route("a")
+    await one.services.internals.activity.flush()
+    await two.services.internals.reaper.end_idle([looked], node.have.values())
+    assert await two.state("a") is S.RUNNING
+
+
+async def test_a_change_of_a_sandbox_takes_no_use_back(pair: tuple[World, World]) -> None:
+    one, two = pair
+    await one.join()
+    await one.services.sandboxes.create(spec(idle_seconds=20))
+    looked, db = await row_of(two), two.services.internals.db
+    one.manual_clock.advance(10)
+    await one.services.sandboxes.route("a")
+    await one.services.internals.activity.flush()
+    await db.write(lambda session: sandboxes.save(session, looked, replace(looked, detail="another")))
+    assert (await row_of(two)).active_at > looked.active_at
+
+
+async def row_of(here: World) -> Sandbox:
+    """Return the row of the sandbox ``a``."""
+    row = await here.services.internals.db.read(lambda session: sandboxes.get(session, "a"))
+    assert row is not None
+    return row
 
 
 @pytest.mark.parametrize("reason", [DeathReason.EXITED, DeathReason.OOM, DeathReason.NODE_LOST])

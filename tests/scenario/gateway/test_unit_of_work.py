@@ -1,8 +1,6 @@
 """Several gateways on one PostgreSQL: each learns of the others' changes at once, and takes over what one left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 from sqlalchemy import text
@@ -13,33 +11,9 @@ from gateway.services.unit_of_work import TAKEOVER_INTERVAL
 from gateway.store.db import make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState
-from tests.scenario.gateway.world import Fleet, ManualClock, World, drop, settings_for, spec, world
+from tests.scenario.gateway.world import LISTENERS, World, both_listen, drop, spec
 
 S = SandboxState
-
-
-@pytest.fixture
-async def pair(tmp_path: Path, postgres_url: str) -> AsyncIterator[tuple[World, World]]:
-    fleet, clock = Fleet(), ManualClock()
-    async with (
-        world(settings_for(tmp_path / "1", postgres_url), fleet, clock) as one,
-        world(settings_for(tmp_path / "2", postgres_url), fleet, clock) as two,
-    ):
-        await both_listen(postgres_url)
-        yield one, two
-
-
-LISTENERS = "FROM pg_stat_activity WHERE query = 'LISTEN sandbox_fleet' AND datname = current_database()"
-
-
-async def both_listen(url: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-    engine = make_engine(url)
-    query = text(f"SELECT count(*) {LISTENERS}")
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        while connection.execute(query).scalar_one() < 2:
-            await asyncio.sleep(0.01)  # PostgreSQL tells nobody who listens
-            meanwhile()
-    engine.dispose()
 
 
 def cut_off(url: str) -> None:

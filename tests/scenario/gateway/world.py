@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from sqlalchemy import text
 
 from gateway.core.model import NodeAddress, Sandbox
 from gateway.core.node_health import HeartbeatLimits
@@ -19,7 +20,7 @@ from gateway.services.assembly import Services, build
 from gateway.services.tasks import AsyncClock
 from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
-from gateway.store.db import Database
+from gateway.store.db import Database, make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import (
     CreateOrder,
@@ -356,3 +357,17 @@ async def grow_silent(world: World, state: NodeState) -> None:
         world.manual_clock.advance(limits.lost_after - limits.unreachable_after)
         while await node_state(world) is not N.LOST:
             await asyncio.sleep(0)
+
+
+LISTENERS = "FROM pg_stat_activity WHERE query = 'LISTEN sandbox_fleet' AND datname = current_database()"
+
+
+async def both_listen(url: str, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Return once two gateways hear of each other's changes."""
+    engine = make_engine(url)
+    query = text(f"SELECT count(*) {LISTENERS}")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while connection.execute(query).scalar_one() < 2:
+            await asyncio.sleep(0.01)  # PostgreSQL tells nobody who listens
+            meanwhile()
+    engine.dispose()

@@ -37,6 +37,7 @@ def _sandboxes() -> None:
         sa.Column("created_at", TIME, nullable=False),
         sa.Column("updated_at", TIME, nullable=False),
         sa.Column("active_at", TIME, nullable=False),
+        sa.Column("uses", sa.Integer(), nullable=False),
         sa.Column("expires_at", TIME, nullable=True),
         sa.Column("node_id", sa.String(), nullable=True),
         sa.Column("runtime", sa.String(), nullable=True),
