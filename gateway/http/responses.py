@@ -18,7 +18,6 @@ ERROR_CODE: Final = "error_code"
 MAX_FIELDS: Final = 32
 MAX_TEXT: Final = 300
 DEFAULT_RETRY_AFTER: Final = 1.0
-_RETRY_STATUSES: Final = frozenset({429, 503})
 
 # pydantic puts the names of union members and validators into the path of a field; the request has no such part.
 _NO_FIELD: Final = re.compile(r"int|float|bool|str|none|(constrained-|literal\[|function-|nullable|dict\[|list\[).*")
@@ -37,7 +36,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
     headers: dict[str, str] = {}
     scope.setdefault("state", {})[ERROR_CODE] = error.code.value
     retry_after = error.retry_after
-    if retry_after is None and error.retryable and error.status in _RETRY_STATUSES:
+    if retry_after is None and error.retryable:
         retry_after = DEFAULT_RETRY_AFTER
     if retry_after is not None:
         headers["Retry-After"] = str(max(0, math.ceil(retry_after)))

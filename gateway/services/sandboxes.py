@@ -7,7 +7,7 @@ runs.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -44,6 +44,9 @@ RETRIES_PER_SECOND: Final = 100
 """Of creates that found no seat to wait, all clients together: they are asked to come back that much later."""
 OUTDATED: Final = frozenset({ErrorCode.CONFLICT, ErrorCode.SANDBOX_NOT_FOUND, ErrorCode.SANDBOX_NOT_RUNNING})
 """A node's answers to a call over a route that is no longer right; then nothing was done."""
+
+_SWITCHED: Final = frozenset({S.RUNNING, S.PAUSED})
+"""In which the node is asked to pause or resume: it resumes by itself for a call, and the row learns of that later."""
 
 
 @dataclass(frozen=True)
@@ -258,26 +261,31 @@ class SandboxService:
         async with self._lock(sandbox_id):
             located = await self._locate(sandbox_id)
             sandbox = located.sandbox
-            if sandbox.state is S.RUNNING:
+            if sandbox.state in _SWITCHED:
                 await self._context.orders.pause(self._address(located), sandbox.id, sandbox.generation)
-                sandbox = await self._settle(sandbox, transitions.paused)
+                sandbox = await self._settle(sandbox, S.PAUSED, transitions.paused)
         return sandbox_record(_expect(sandbox, S.PAUSED))
 
     async def resume(self, sandbox_id: str) -> SandboxRecord:
         """Thaw the sandbox's processes. Idempotent. Raises as `pause`."""
-        return sandbox_record((await self._resumed(sandbox_id)).sandbox)
+        return sandbox_record((await self._resumed(sandbox_id, _SWITCHED)).sandbox)
 
-    async def _resumed(self, sandbox_id: str) -> _Located:
+    async def _resumed(self, sandbox_id: str, states: Collection[SandboxState]) -> _Located:
+        """Return the sandbox once it runs; the node is asked where it is in one of ``states``."""
         async with self._lock(sandbox_id):
             located = await self._locate(sandbox_id)
             sandbox = located.sandbox
-            if sandbox.state is S.PAUSED:
+            if sandbox.state in states:
                 await self._context.orders.resume(self._address(located), sandbox.id, sandbox.generation)
-                sandbox = await self._settle(sandbox, transitions.resumed)
+                sandbox = await self._settle(sandbox, S.RUNNING, transitions.resumed)
         return _Located(_expect(sandbox, S.RUNNING), located.node)
 
-    async def _settle(self, sandbox: Sandbox, confirmed: Callable[[Sandbox, datetime], Sandbox]) -> Sandbox:
-        """Write what the node confirmed, unless something else happened to the sandbox meanwhile."""
+    async def _settle(
+        self, sandbox: Sandbox, state: SandboxState, confirmed: Callable[[Sandbox, datetime], Sandbox]
+    ) -> Sandbox:
+        """Write the state that the node confirmed, unless something else happened to the sandbox meanwhile."""
+        if sandbox.state is state:
+            return sandbox
         now = self._clock.now()
         row = await self._uow.change(
             sandbox.id, lambda row: confirmed(row, now) if row.same_operation(sandbox) else None
@@ -391,7 +399,7 @@ class SandboxService:
                 raise errors.other_generation(located.sandbox, generation)
             self._activity.touch(sandbox_id, located.sandbox.spec.idle_seconds)
             if running and located.sandbox.state is S.PAUSED:
-                located = await self._resumed(sandbox_id)
+                located = await self._resumed(sandbox_id, {S.PAUSED})
             sandbox = located.sandbox
             ended = sandbox.state in {S.EXITED, S.FAILED} and sandbox.ever_ran
             if not (sandbox.state is S.RUNNING or (not running and (ended or sandbox.state is S.PAUSED))):

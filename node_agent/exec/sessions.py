@@ -25,7 +25,7 @@ from node_agent.errors import NodeError, bad_field
 from node_agent.exec.history import SESSION_ID, HistoryStore
 from node_agent.exec.runner import FindDeath, Runner, StdinBuffer, StdinRoom
 from node_agent.exec.session import Bell, ExecOutcome, Session
-from node_agent.runtime.base import Death, ExecCommand, SandboxRuntime
+from node_agent.runtime.base import Death, ExecCommand, ExecProcess
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +99,26 @@ class Sessions:
             )
         return session
 
-    def start(self, runtime: SandboxRuntime, sandbox_id: str, order: ExecOrder) -> Session:
-        """Start a session; the same id again returns the one that is there.
+    def find(self, sandbox_id: str, order: ExecOrder) -> Session | None:
+        """Return the session that an order asks for, if it is there.
 
         Raises:
-            NodeError: ``INVALID_REQUEST`` for an id of another sandbox, ``EXEC_LIMIT``, ``DISK_FULL``.
+            NodeError: ``INVALID_REQUEST`` for an id of another sandbox.
         """
         _check_id(sandbox_id, order)
-        if order.session_id in self._sessions:
-            return self._sessions[order.session_id]
+        return self._sessions.get(order.session_id)
+
+    def start(self, begin: Callable[[ExecCommand], ExecProcess], sandbox_id: str, order: ExecOrder) -> Session:
+        """Start a session that is not there yet.
+
+        Args:
+            begin: starts its process; called once, on a thread of the session.
+            sandbox_id: where.
+            order: what to start.
+
+        Raises:
+            NodeError: ``EXEC_LIMIT``, ``DISK_FULL``.
+        """
         holder = Holder.of(sandbox_id)
         if (full := self._running.take(holder)) is not None:
             raise NodeError(
@@ -125,7 +136,7 @@ class Sessions:
         stdin = StdinBuffer(self._stdin_room) if request.stdin else None
         runner = Runner(
             session,
-            partial(runtime.exec, sandbox_id, command),
+            partial(begin, command),
             stdin,
             request.timeout_seconds,
             partial(self._pause, holder),

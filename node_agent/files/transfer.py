@@ -275,7 +275,7 @@ def _interrupted(target: SandboxFile, failure: RuntimeFailure) -> NodeError:
 def _stalled(target: SandboxFile) -> NodeError:
     return NodeError(
         ErrorCode.TIMEOUT,
-        f"{target.path!r} in sandbox {target.sandbox_id} was not written: the sandbox does not read; is it paused?",
+        f"{target.path!r} in sandbox {target.sandbox_id} was not written: the sandbox did not take it in time",
     )
 
 

@@ -109,6 +109,10 @@ class SandboxManager:
         """
         return self._table.find(sandbox_id, generation).sandbox
 
+    def runtime(self, entry: Entry) -> SandboxRuntime:
+        """Return the engine of an entry."""
+        return self._runtimes[entry.sandbox.runtime]
+
     def runtime_of(self, sandbox_id: str, generation: int | None) -> SandboxRuntime:
         """Return the engine of the sandbox, whatever its state.
 
@@ -117,16 +121,13 @@ class SandboxManager:
         """
         return self._runtimes[self.find(sandbox_id, generation).runtime]
 
-    def running(self, sandbox_id: str, generation: int | None) -> SandboxRuntime:
-        """Return the engine of the sandbox, if processes can start in it.
+    def settled(self, sandbox_id: str, generation: int | None) -> Entry:
+        """Return the sandbox's entry, once its create is over.
 
         Raises:
-            NodeError: as `find`; ``CREATE_IN_PROGRESS``; ``SANDBOX_NOT_RUNNING``.
+            NodeError: as `find`; ``CREATE_IN_PROGRESS``.
         """
-        sandbox = self._table.settled(sandbox_id, generation).sandbox
-        if sandbox.state is not SandboxState.RUNNING:
-            raise sandbox.not_running()
-        return self._runtimes[sandbox.runtime]
+        return self._table.settled(sandbox_id, generation)
 
     def held_disk_mb(self) -> int:
         """Return the MiB of the host's disk that the sandboxes' volumes have set aside."""
@@ -201,7 +202,7 @@ class SandboxManager:
             _await_delete(former)
             with entry.busy:
                 self._remove_former(entry, former)
-                found = None if entry.deleted else self._runtime(entry).create(entry.sandbox.order)
+                found = None if entry.deleted else self.runtime(entry).create(entry.sandbox.order)
             self._created(entry, found)
         except RuntimeFailure as failure:
             self._create_failed(entry, former, failure)
@@ -216,7 +217,7 @@ class SandboxManager:
         if former is None:
             return
         if former.deleted is not None or former.sandbox.runtime != entry.sandbox.runtime:
-            self._runtime(former).delete(former.id)
+            self.runtime(former).delete(former.id)
 
     def _created(self, entry: Entry, found: Found | None) -> None:
         with self._table.lock:
@@ -274,7 +275,7 @@ class SandboxManager:
         return outcome
 
     def _delete(self, entry: Entry, outcome: "Future[None]") -> None:
-        runtime = self._runtime(entry)
+        runtime = self.runtime(entry)
         try:
             runtime.delete(entry.id)
             with entry.busy:
@@ -297,14 +298,15 @@ class SandboxManager:
 
     # -- pause and resume ---------------------------------------------------------------------------------------------
 
-    def pause(self, sandbox_id: str, generation: int | None) -> "Future[NodeSandbox]":
-        """Freeze the sandbox.  Idempotent.  The future fails with `NodeError`."""
-        entry = self._table.settled(sandbox_id, generation)
+    def pause(self, entry: Entry) -> "Future[NodeSandbox]":
+        """Freeze the sandbox, whatever it does; see `node_agent.sandboxes.waking`.  Idempotent.
+
+        The future fails with `NodeError`.
+        """
         return self._workers.submit(self._switch, entry, SandboxState.RUNNING, SandboxState.PAUSED)
 
-    def resume(self, sandbox_id: str, generation: int | None) -> "Future[NodeSandbox]":
+    def resume(self, entry: Entry) -> "Future[NodeSandbox]":
         """Let the sandbox go on.  Idempotent.  The future fails with `NodeError`."""
-        entry = self._table.settled(sandbox_id, generation)
         return self._workers.submit(self._switch, entry, SandboxState.PAUSED, SandboxState.RUNNING)
 
     def _switch(self, entry: Entry, before: SandboxState, after: SandboxState) -> NodeSandbox:
@@ -313,7 +315,7 @@ class SandboxManager:
                 return entry.sandbox
             if entry.sandbox.state is not before or not self._table.is_newest(entry):
                 raise entry.sandbox.not_running()
-            runtime = self._runtime(entry)
+            runtime = self.runtime(entry)
             (runtime.pause if after is SandboxState.PAUSED else runtime.resume)(entry.id)
             with self._table.lock:
                 if entry.sandbox.state is before:
@@ -331,7 +333,7 @@ class SandboxManager:
         entry = self._table.settled(sandbox_id, generation)
         with entry.busy:
             if self._table.is_newest(entry):
-                self._runtime(entry).fail(sandbox_id, reason, detail)
+                self.runtime(entry).fail(sandbox_id, reason, detail)
 
     # -- after a restart of the agent ---------------------------------------------------------------------------------
 
@@ -382,7 +384,7 @@ class SandboxManager:
         pause = FIRST_WATCH_PAUSE
         while True:
             try:
-                death = self._runtime(entry).wait(entry.id)
+                death = self.runtime(entry).wait(entry.id)
                 break
             except RuntimeFailure as failure:
                 log.error("sandbox %s cannot be watched: %s", entry.id, failure.message)
@@ -399,9 +401,6 @@ class SandboxManager:
         self._changed()
 
     # -- small parts --------------------------------------------------------------------------------------------------
-
-    def _runtime(self, entry: Entry) -> SandboxRuntime:
-        return self._runtimes[entry.sandbox.runtime]
 
     def _overtaken(self, entry: Entry) -> bool:
         """Return whether a delete or a newer generation came while the entry's create was in flight."""

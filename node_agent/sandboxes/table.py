@@ -18,6 +18,7 @@ from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.states import LIVE, SANDBOX_TRANSITIONS, DeathReason, SandboxState, next_state
 from node_agent.errors import NodeError
 from node_agent.runtime.base import Death, EngineState, Found, Order
+from node_agent.sandboxes.pause_gate import PauseGate
 
 HOLDING: Final = LIVE | {SandboxState.DELETING}
 """States in which a sandbox counts against the node's resources."""
@@ -131,6 +132,7 @@ class Entry:
         deleted: set by the first delete, and done when the engine has nothing of the sandbox any more.
         ended: set once no process of this incarnation runs.
         busy: held around engine calls on this id; a new generation takes it over.
+        gate: keeps pauses and the calls that need its processes apart.
     """
 
     sandbox: NodeSandbox
@@ -138,6 +140,7 @@ class Entry:
     deleted: "Future[None] | None" = None
     ended: threading.Event = field(default_factory=threading.Event)
     busy: threading.Lock = field(default_factory=threading.Lock)
+    gate: PauseGate = field(default_factory=PauseGate)
 
     @property
     def id(self) -> str:

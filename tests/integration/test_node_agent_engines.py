@@ -5,6 +5,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,40 @@ def test_the_least_bound_on_processes_is_enough_and_named_where_it_is_reached(
     for status, text in puts:
         assert status == 200 or (status == 422 and '"start_error"' in text and "pids_limit" in text), text
     assert node.delete(sandbox_id).status_code == 200
+
+
+def test_calls_beside_pauses_are_neither_refused_nor_wrong(node: NodeUnderTest, box: str) -> None:
+    files, data, stop = f"/v1/sandboxes/{box}/files", os.urandom(300_000), threading.Event()
+
+    def pausing() -> list[str]:
+        refused = []
+        while not stop.is_set():
+            for order in ("pause", "resume"):
+                answer = node.call("POST", f"/v1/sandboxes/{box}/{order}")
+                if answer.status_code != 200 and answer.json()["code"] != "busy":
+                    refused.append(answer.text)
+        return refused
+
+    def calls(number: int) -> None:
+        body: Any = node.exec(box, ["echo", str(number)]).json()
+        assert body["session"]["exit_code"] == 0, body
+        put = node.call("PUT", files, params={"path": f"file-{number}"}, data=data)
+        assert put.status_code == 200, put.text
+        assert node.call("GET", files, params={"path": f"file-{number}"}).content == data
+        session = node.exec(box, ["sleep", "60"], wait=0).json()["session"]["id"]
+        assert node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 9}).status_code == 200
+        while body["session"]["status"] == "running" or body["session"]["id"] != session:
+            body = node.events(session, 1)
+        assert body["session"]["exit_code"] == 137, body
+
+    with ThreadPoolExecutor(4) as pool:
+        pauser = pool.submit(pausing)
+        try:
+            for done in [pool.submit(calls, number) for number in range(3)]:
+                done.result()
+        finally:
+            stop.set()
+        assert pauser.result() == []
 
 
 def test_a_timeout_keeps_the_output(node: NodeUnderTest, box: str) -> None:

@@ -154,12 +154,28 @@ def test_a_restart_keeps_the_workspace_and_fences_the_old_generation(node: NodeU
 
 def test_pause_and_resume_are_idempotent_and_freeze_execs(node: NodeUnderTest, fresh: str) -> None:
     node.create(fresh)
+    session = node.exec(fresh, ["sh", "-c", "while :; do date; sleep 0.05; done"], wait=0).json()["session"]["id"]
     for order, state in (("pause", "paused"), ("pause", "paused"), ("resume", "running"), ("resume", "running")):
         body = node.call("POST", f"/v1/sandboxes/{fresh}/{order}?generation=1").json()
         assert body["sandbox"]["state"] == state
-        if state == "paused":
-            assert code(node.exec(fresh, ["true"])) == (409, "sandbox_not_running")
-    assert node.exec(fresh, ["true"]).json()["session"]["exit_code"] == 0
+    node.call("POST", f"/v1/sandboxes/{fresh}/pause")
+    last = node.events(session, wait=0.5)["session"]["last_sequence"]  # type: ignore[index]
+    assert node.events(session, last, wait=0.5)["events"] == []
+
+
+def test_an_exec_a_signal_and_a_file_resume_a_paused_sandbox(node: NodeUnderTest, fresh: str) -> None:
+    node.create(fresh)
+    session = node.exec(fresh, ["sleep", "60"], wait=0).json()["session"]["id"]
+    files = f"/v1/sandboxes/{fresh}/files"
+    for call in (
+        lambda: node.exec(fresh, ["true"]),
+        lambda: node.call("PUT", files, params={"path": "kept"}, data=b"kept"),
+        lambda: node.call("GET", files, params={"path": "kept"}),
+        lambda: node.call("POST", f"/v1/exec/{session}/signal", json={"signal": 9}),
+    ):
+        assert node.call("POST", f"/v1/sandboxes/{fresh}/pause").json()["sandbox"]["state"] == "paused"
+        assert call().status_code == 200
+        node.gateway.wait_for("running", lambda: node.gateway.reported(fresh) == "running")
 
 
 def test_a_failed_create_is_repeated_and_reported_until_it_is_deleted(node: NodeUnderTest, fresh: str) -> None:

@@ -141,7 +141,7 @@ async def delete_sandbox(
 
 @router.post("/v1/sandboxes/{sandbox_id}/pause")
 async def pause_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayParts) -> SandboxEnvelope:
-    """Freeze all processes of a sandbox.  Idempotent."""
+    """Freeze all processes of a sandbox, once no file is on its way.  Idempotent."""
     return SandboxEnvelope(sandbox=record_shown(caller, await parts.services.sandboxes.pause(sandbox_id)))
 
 

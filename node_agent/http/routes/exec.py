@@ -1,6 +1,7 @@
 """Exec sessions: start, read, feed, signal."""
 
 import asyncio
+import contextlib
 from functools import partial
 from typing import Annotated
 
@@ -26,6 +27,8 @@ from node_agent.http.context import (
     parts_of,
     query_integer,
 )
+from node_agent.sandboxes.pause_gate import Need
+from node_agent.sandboxes.waking import hold_awake
 
 router = APIRouter()
 
@@ -41,12 +44,23 @@ async def start(
     sandbox_id: str, parts: Parts, order: ExecOrder = json_body(ExecOrder), wait_seconds: Wait = 0
 ) -> Response:
     """Start a process.  With ``wait_seconds`` the answer comes at its end, or with the events until then."""
-    runtime = parts.sandboxes.running(sandbox_id, order.generation)
-    session = parts.sessions.start(runtime, sandbox_id, order)
+    session = parts.sessions.find(sandbox_id, order) or await _started(parts, sandbox_id, order)
     wait = min(wait_seconds, limits.MAX_LONG_POLL)
     if wait > 0:
         await session.wait_until(lambda: not session.running or parts.sessions.closing, wait)
     return await _events_response(parts, await _events(parts, session, 0, limits.MAX_EVENTS_PER_READ))
+
+
+async def _started(parts: NodeParts, sandbox_id: str, order: ExecOrder) -> Session:
+    """Return a new session; its sandbox is kept awake until its process has begun."""
+    hold = await hold_awake(parts.sandboxes, sandbox_id, order.generation, Need.COMMAND)
+    with contextlib.ExitStack() as stack:
+        stack.callback(hold.release)
+        twin = parts.sessions.find(sandbox_id, order)
+        session = twin or parts.sessions.start(hold.begin, sandbox_id, order)
+        if twin is None:
+            stack.pop_all()
+    return session
 
 
 @router.get("/v1/exec/{session_id}")
@@ -87,8 +101,15 @@ async def close_stdin(session_id: str, parts: Parts) -> Response:
 
 @router.post("/v1/exec/{session_id}/signal")
 async def signal(session_id: str, parts: Parts, request: SignalRequest = json_body(SignalRequest)) -> Response:
-    """Send a signal to the process group."""
-    session = await parts.sessions.signal(session_id, request.signal)
+    """Send a signal to the process group.  A paused sandbox is resumed, so that it is delivered."""
+    session = parts.sessions.get(session_id)
+    with contextlib.ExitStack() as stack:
+        if session.running:
+            # Where the sandbox has ended, a signal does nothing.
+            with contextlib.suppress(NodeError):
+                hold = await hold_awake(parts.sandboxes, session.sandbox_id, session.generation, Need.COMMAND)
+                stack.callback(hold.release)
+        session = await parts.sessions.signal(session_id, request.signal)
     return json_response(ExecEnvelope(session=session.snapshot()))
 
 

@@ -12,6 +12,8 @@ from node_agent.errors import NodeError, bad_field
 from node_agent.files.scripts import path_problem
 from node_agent.files.transfer import ClientGone, SandboxFile, within_idle
 from node_agent.http.context import disconnected, json_response, parts_of, query_integer
+from node_agent.sandboxes.pause_gate import Need
+from node_agent.sandboxes.waking import hold_awake
 
 
 class FileTransfer:
@@ -29,7 +31,12 @@ class FileTransfer:
             await send(message)
 
         try:
-            await serve(request, _target(request), noting)
+            sandbox_id, path, generation = _wanted(request)
+            hold = await hold_awake(parts_of(request).sandboxes, sandbox_id, generation, Need.FILE)
+            try:
+                await serve(request, SandboxFile(hold.runtime, sandbox_id, path), noting)
+            finally:
+                hold.release()
         except NodeError:
             # Once bytes are out the connection is broken off: a short body must not look whole.
             if not started:
@@ -83,10 +90,9 @@ async def _download(request: Request, target: SandboxFile, send: Send) -> None:
         await send({"type": "http.response.body", "body": b""})
 
 
-def _target(request: Request) -> SandboxFile:
-    sandbox_id = request.path_params["sandbox_id"]
+def _wanted(request: Request) -> tuple[str, str, int | None]:
+    """Return the sandbox, the path in it, and the generation that is meant."""
     path = request.query_params.get(PATH_PARAMETER, "")
     if (problem := path_problem(path)) is not None:
         raise bad_field(PATH_PARAMETER, problem)
-    runtime = parts_of(request).sandboxes.running(sandbox_id, query_integer(request, "generation", least=1))
-    return SandboxFile(runtime, sandbox_id, path)
+    return request.path_params["sandbox_id"], path, query_integer(request, "generation", least=1)

@@ -14,6 +14,7 @@ from gateway.wire.tenants import is_qualified, own_id
 from node_agent.errors import bad_field
 from node_agent.http.context import MAX_INTEGER, Generation, NodeParts, Parts, json_body, json_response, shielded
 from node_agent.runtime.base import Order, Stream
+from node_agent.sandboxes import waking
 from node_agent.sandboxes.table import NodeSandbox
 
 router = APIRouter()
@@ -39,14 +40,15 @@ async def delete(
 
 @router.post("/v1/sandboxes/{sandbox_id}/pause")
 async def pause(sandbox_id: str, parts: Parts, generation: Generation = None) -> Response:
-    """Freeze all processes.  Idempotent."""
-    return _order_response(parts, await shielded(parts.sandboxes.pause(sandbox_id, generation)))
+    """Freeze all processes, once no file is on its way.  Idempotent."""
+    return _order_response(parts, await waking.pause(parts.sandboxes, sandbox_id, generation))
 
 
 @router.post("/v1/sandboxes/{sandbox_id}/resume")
 async def resume(sandbox_id: str, parts: Parts, generation: Generation = None) -> Response:
     """Let all processes go on.  Idempotent."""
-    return _order_response(parts, await shielded(parts.sandboxes.resume(sandbox_id, generation)))
+    entry = parts.sandboxes.settled(sandbox_id, generation)
+    return _order_response(parts, await shielded(parts.sandboxes.resume(entry)))
 
 
 @router.get("/v1/sandboxes/{sandbox_id}/logs")

@@ -346,7 +346,7 @@ class SandboxHandle:
         return self.client.delete_sandbox(self.id)
 
     def pause(self) -> SandboxInfo:
-        """Freeze all its processes; memory stays.  Return the new record."""
+        """Freeze all its processes once no file is on its way; memory stays.  Return the new record."""
         return self._update(self.client.pause_sandbox(self.id))
 
     def resume(self) -> SandboxInfo:
