@@ -18,7 +18,7 @@ from docs.settings import fields  # noqa: E402 - found below the root, which a s
 from gateway.http.app import routes_only  # noqa: E402
 from gateway.http.auth import ACCESS  # noqa: E402
 from gateway.http.openapi import RAW  # noqa: E402
-from gateway.wire import audit, capacity, exec, nodes, resources, sandboxes, tokens, usage  # noqa: E402
+from gateway.wire import audit, capacity, exec, nodes, resources, sandboxes, system, tokens, usage  # noqa: E402
 from gateway.wire import errors as wire_errors  # noqa: E402
 from gateway.wire.base import WireModel, WireRequest  # noqa: E402
 from gateway.wire.errors import CODE_RULES, ErrorCode  # noqa: E402
@@ -72,6 +72,7 @@ MODELS: Final[dict[str, tuple[type[WireModel], ...]]] = {
     ),
     "tokens": (tokens.TokenRequest, tokens.TokenCreated, tokens.TokenList, tokens.TokenRecord),
     "audit": (audit.AuditPage, audit.AuditEntry),
+    "policy": (system.PolicyAnswer, system.PolicyValue),
     "usage": (usage.UsagePage, usage.UsageItem, usage.UsageAmounts),
 }
 # Sent without keys that have no value; every other answer carries them as null.

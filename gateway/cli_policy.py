@@ -1,8 +1,10 @@
 """``sandboxes policy``: what the operator's policy file says, and what it would refuse of a sandbox."""
 
 import json
+import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,13 +15,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.core.policy import Policies, PolicyTable
+from gateway.cli import UP_STATE_DIR, URL_VARIABLE, AsJson, TokenFile, Url, asked_gateway, gateway_errors
+from gateway.client import local_url
+from gateway.core.policy import Policies, Policy, Quota
 from gateway.core.policy_check import Violation, check
+from gateway.core.quota import claim_excesses
 from gateway.services.policies import read_policies
 from gateway.settings import GatewaySettings
 from gateway.wire import limits
+from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.settings import ConfigurationError
+from gateway.wire.system import PolicyAnswer
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
 from gateway.wire.text import printable
 
@@ -36,12 +43,28 @@ PolicyOption = Annotated[
     typer.Option(
         "--policy",
         metavar="FILE",
-        help="Policy file; default: the gateway's setting policy_file, and without one the built-in defaults.",
+        help="Policy file; default: what the running gateway has, and where none is named, the gateway's settings.",
     ),
 ]
 Config = Annotated[Path | None, typer.Option(help="TOML file with the gateway's settings, which name the policy file.")]
 Tenant = Annotated[str, typer.Option(metavar="NAME", help="Whose clients; a tenant without tables has the defaults.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """What holds for a tenant's clients, and how that is known."""
+
+    policy: Policy
+    quota: Quota
+    source: str
+    """For people."""
+    file: str | None
+    tenants: tuple[str, ...]
+    """Tenants with tables of their own."""
+    used: Shape | None = None
+    """What counts against the quota now; ``None`` where no gateway was asked."""
+    problem: str | None = None
+    """What is wrong with the file, where an earlier one holds."""
 
 
 @policy_app.command("check")
@@ -50,11 +73,15 @@ def check_spec(
     policy: PolicyOption = None,
     tenant: Tenant = DEFAULT_TENANT,
     config: Config = None,
+    url: Url = None,
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a tenant's client may create a sandbox, and if not, what is refused and why.
+    """Say whether a tenant's client may create a sandbox now, and if not, what is refused and why.
 
-    Asks no gateway and creates nothing.  Exit code: 0 allowed, 1 refused, 2 the spec or the policy file is wrong.
+    Creates nothing.  Policy and quota are those of the running gateway, with what is in use, where a URL names one or
+    `sandboxes up` runs here; of FILE or the settings otherwise, and then the quota's limits alone.  Exit code: 0
+    allowed, 1 refused, 2 the spec or the policy file is wrong.
 
     A refusal names the field, what is allowed instead, and the line of the policy file that says so.  The cure is to
     change that field, or, as the operator, that line: a running gateway follows the file within a second.
@@ -62,42 +89,112 @@ def check_spec(
     Example:  echo '{"image": "debian:12", "isolation": "runc"}' | sandboxes policy check - --tenant acme
     """
     asked = _spec(spec)
-    path, policies = _policies(policy, config)
-    bound = policies.of(_tenant(tenant))[0]
-    found = check(asked, bound)
+    bounds = _bounds(_tenant(tenant), policy, config, url, token_file)
+    found = [*check(asked, bounds.policy), *_above_quota(asked, bounds)]
     if as_json:
-        _print_json(tenant, path, found, asked.ttl_seconds or bound.ttl_without_one)
+        _print_json(tenant, bounds, found, asked.ttl_seconds or bounds.policy.ttl_without_one)
     else:
-        _print(tenant, path, found)
+        _print(tenant, bounds, found)
     raise typer.Exit(1 if found else 0)
 
 
 @policy_app.command("show")
 def show_policy(
-    policy: PolicyOption = None, tenant: Tenant = DEFAULT_TENANT, config: Config = None, as_json: AsJson = False
+    policy: PolicyOption = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    config: Config = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what holds for a tenant's clients: each value of policy and quota, and where it is set.
 
-    Reads the file as the gateway does, so it also tells whether the file is right before a gateway sees it.
+    As the running gateway has it where a URL names one or `sandboxes up` runs here.  With FILE, reads that as the
+    gateway does, so it also tells whether the file is right before a gateway sees it.
 
     Example:  sandboxes policy show --policy policy.toml --tenant acme
     """
-    path, policies = _policies(policy, config)
-    tables = dict(zip(("policy", "quota"), policies.of(_tenant(tenant)), strict=True))
+    bounds = _bounds(_tenant(tenant), policy, config, url, token_file)
+    tables = {"policy": bounds.policy, "quota": bounds.quota}
     if as_json:
-        shown = {name: _with_origins(table) for name, table in tables.items()}
-        typer.echo(json.dumps({"tenant": tenant, "file": path and str(path), **shown}, indent=2))
+        shown = {
+            name: {key: {"value": value, "where": where} for key, (value, where) in table.described().items()}
+            for name, table in tables.items()
+        }
+        head = {"tenant": tenant, "file": bounds.file, "source": bounds.source, "problem": bounds.problem}
+        typer.echo(json.dumps({**head, **shown}, indent=2).replace("\x7f", "\\u007f"))
         return
     listing = Table(box=None, pad_edge=False)
     for column in ("KEY", "VALUE", "SET BY"):
         listing.add_column(column, no_wrap=column == "KEY", overflow="fold")
     for name, table in tables.items():
-        for key, value in table.model_dump(mode="json").items():
-            listing.add_row(f"{name}.{key}", Text(printable(_text(value))), Text(printable(table.where(key))))
+        for key, (value, where) in table.described().items():
+            listing.add_row(f"{name}.{key}", Text(printable(_text(value))), Text(printable(where)))
     Console(width=None if sys.stdout.isatty() else WIDE).print(listing)
-    others = [name for name in policies.tenants if name != tenant]
+    typer.echo(printable(f"by {bounds.source}"), err=True)
+    if bounds.problem:
+        typer.echo(
+            printable(f"warning: the file is wrong now, and this is what held before: {bounds.problem}"), err=True
+        )
+    others = [name for name in bounds.tenants if name != tenant]
     if others:
-        typer.echo(f"tenants with tables of their own: {', '.join(others)}; see them with --tenant", err=True)
+        text = f"tenants with tables of their own: {', '.join(others)}; see them with --tenant"
+        typer.echo(printable(text), err=True)
+
+
+def _bounds(tenant: str, policy: Path | None, config: Path | None, url: str | None, token_file: Path | None) -> _Bounds:
+    """Return what holds for a tenant: by the file that was named, the gateway that runs, or else the settings."""
+    if policy is not None and (url or token_file or config):
+        raise click.UsageError("--policy: not together with --url, --token-file or --config, which name another policy")
+    if policy is None:
+        if config is None:
+            url = url or os.environ.get(URL_VARIABLE) or local_url(UP_STATE_DIR)
+        with gateway_errors():
+            gateway = asked_gateway(url, token_file, config, None)
+            if gateway is not None:
+                return _asked(gateway.policy(tenant), str(url))
+    try:
+        path = policy or GatewaySettings.load(config).policy_file
+        policies = Policies() if path is None else read_policies(path)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from error
+    source = (
+        f"{path}; no gateway was asked"
+        if path
+        else "the built-in defaults: no policy file was read and no gateway asked;"
+        f" name one with --policy, or a gateway with --url or {URL_VARIABLE}"
+    )
+    return _Bounds(*policies.of(tenant), source, None if path is None else str(path), policies.tenants)
+
+
+def _asked(answer: PolicyAnswer, url: str) -> _Bounds:
+    try:
+        policy = Policy.restored({key: (one.value, one.where) for key, one in answer.policy.items()})
+        quota = Quota.restored({key: (one.value, one.where) for key, one in answer.quota.items()})
+    except ConfigurationError as error:
+        raise click.ClickException(f"{error}; use the command line of the gateway's version") from error
+    source = f"the gateway at {url}, which uses {answer.file or 'the built-in defaults'}"
+    return _Bounds(policy, quota, source, answer.file, tuple(answer.tenants), answer.used, answer.problem)
+
+
+def _above_quota(asked: SandboxSpec, bounds: _Bounds) -> list[Violation]:
+    """Return what the quota refuses of a create: beside what is in use, where that is known."""
+    quota = bounds.quota
+    found = [
+        Violation(
+            f"quota.{excess.key}",
+            f"{excess.amount(excess.asked)} beside {excess.used:.12g} in use"
+            if excess.used
+            else excess.amount(excess.asked),
+            f"at most {excess.limit:.12g}",
+            excess.where,
+        )
+        for excess in claim_excesses(quota, bounds.used or Shape(), asked.asked)
+    ]
+    if quota.creates_per_second == 0:
+        where = quota.where("creates_per_second")
+        found.append(Violation("quota.creates_per_second", "any create", "at most 0", where))
+    return found
 
 
 def _spec(place: str) -> SandboxSpec:
@@ -119,45 +216,36 @@ def _spec(place: str) -> SandboxSpec:
         raise click.UsageError(f"SPEC {place}: is not the body of a create: {problems}") from error
 
 
-def _policies(policy: Path | None, config: Path | None) -> tuple[Path | None, Policies]:
-    try:
-        path = policy or GatewaySettings.load(config).policy_file
-        return path, Policies() if path is None else read_policies(path)
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
-
-
 def _tenant(name: str) -> str:
     if not re.fullmatch(TENANT_PATTERN, name):
         raise typer.BadParameter("a-z, 0-9 and - only, 32 characters at most", param_hint="--tenant")
     return name
 
 
-def _print(tenant: str, path: Path | None, found: list[Violation]) -> None:
-    source = str(path) if path else "the built-in defaults"
-    if not found:
-        typer.echo(f"allowed: clients of tenant {tenant} may create this sandbox, by {source}")
-        return
-    typer.echo(f"refused: clients of tenant {tenant} may not create this sandbox, by {source}")
+def _print(tenant: str, bounds: _Bounds, found: list[Violation]) -> None:
+    verb = "may not" if found else "may"
+    verdict = "refused" if found else "allowed"
+    typer.echo(printable(f"{verdict}: clients of tenant {tenant} {verb} create this sandbox, by {bounds.source}"))
     for violation in found:
         typer.echo(printable(f"  {violation.field}: {violation.problem}"))
+    limited = any(value is not None for value in bounds.quota.model_dump().values())
+    if bounds.used is None and limited:
+        typer.echo("the quota was checked for this sandbox alone: what is in use only a gateway knows", err=True)
 
 
-def _print_json(tenant: str, path: Path | None, found: list[Violation], ttl_seconds: int | None) -> None:
+def _print_json(tenant: str, bounds: _Bounds, found: list[Violation], ttl_seconds: int | None) -> None:
     answer = {
         "allowed": not found,
         "tenant": tenant,
-        "file": path and str(path),
+        "file": bounds.file,
+        "source": bounds.source,
         "ttl_seconds": ttl_seconds,
+        "used": bounds.used and bounds.used.model_dump(),
         "violations": [
             {"field": one.field, "value": one.value, "allowed": one.allowed, "where": one.where} for one in found
         ],
     }
-    typer.echo(json.dumps(answer, indent=2))
-
-
-def _with_origins(table: PolicyTable) -> dict[str, dict[str, object]]:
-    return {key: {"value": value, "where": table.where(key)} for key, value in table.model_dump(mode="json").items()}
+    typer.echo(json.dumps(answer, indent=2).replace("\x7f", "\\u007f"))
 
 
 def _text(value: object) -> str:

@@ -36,7 +36,7 @@ from gateway.wire.nodes import (
 )
 from gateway.wire.sandboxes import DeleteAnswer, SandboxEnvelope, SandboxList, SandboxRecord
 from gateway.wire.states import SandboxState
-from gateway.wire.system import GatewayHealth, GatewayReadiness
+from gateway.wire.system import GatewayHealth, GatewayReadiness, PolicyAnswer
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 from gateway.wire.usage import UsagePage
 
@@ -181,6 +181,10 @@ class GatewayClient:
     def usage(self, **query: str) -> UsagePage:
         """Return one page of what was used; ``query`` as in ``GET /v1/usage``."""
         return self._retried("GET", "/v1/usage", UsagePage, query=list(query.items()))
+
+    def policy(self, tenant: str) -> PolicyAnswer:
+        """Return what holds for a tenant's clients."""
+        return self._retried("GET", "/v1/policy", PolicyAnswer, query=[("tenant", tenant)])
 
     # -- sandboxes ----------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,21 @@ def tokens(directory: Path) -> Check:
     return Check(name="tokens", verdict=Verdict.OK, found=", ".join(str(path) for path in files))
 
 
+def policy(path: Path | None) -> Check:
+    """Check that a gateway can read the policy file."""
+    from gateway.services.policies import read_policies  # where the gateway's packages are installed
+
+    name = "policy"
+    if path is None:
+        return Check(name=name, verdict=Verdict.OK, found="no policy_file is set: the built-in defaults hold")
+    try:
+        read_policies(path)
+    except ConfigurationError as error:
+        cure = f"correct {path}; a gateway that runs keeps to the policy before, and none starts with it"
+        return Check(name=name, verdict=Verdict.ERROR, found=str(error), cure=cure)
+    return Check(name=name, verdict=Verdict.OK, found=str(path))
+
+
 def checks() -> list[Check]:
     """Return all rows of the gateway's role, for the settings of this environment."""
     packages = python_packages()
@@ -173,4 +188,5 @@ def checks() -> list[Check]:
         state_dir(settings.state_dir),
         tokens(settings.state_dir.parent / "tokens"),
         disk(settings.state_dir),
+        policy(settings.policy_file),
     ]

@@ -95,10 +95,10 @@ def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-def start(directory: StateDir, port: int, *, ready: bool = True) -> Up:
+def start(directory: StateDir, port: int, *options: str, ready: bool = True) -> Up:
     """Start ``sandboxes up`` and return when it reports that it is up, or at once with ``ready=False``."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "sandboxes", "up", "--state-dir", str(directory.root), "--port", str(port)],
+        [sys.executable, "-m", "sandboxes", "up", "--state-dir", str(directory.root), "--port", str(port), *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -158,10 +158,10 @@ def state() -> Iterator[StateDir]:
 
 
 @contextmanager
-def running(directory: StateDir | None = None) -> Iterator[Up]:
+def running(directory: StateDir | None = None, *options: str) -> Iterator[Up]:
     """Run a service for the block, and end it after if the test did not."""
     with state() as made:
-        service = start(directory or made, free_port())
+        service = start(directory or made, free_port(), *options)
         try:
             yield service
         finally:

@@ -6,10 +6,9 @@ from enum import StrEnum
 from typing import Final
 
 from gateway.wire.errors import ErrorCode
-from gateway.wire.limits import MAX_GPUS
 from gateway.wire.nodes import BootStages, NodeRole, Pressure, RuntimeReport
 from gateway.wire.references import parse_image
-from gateway.wire.resources import ALL_GPUS, Shape
+from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName, SandboxSpec
 from gateway.wire.states import DeathReason, NodeState, SandboxState
 from gateway.wire.tenants import DEFAULT_TENANT, qualified
@@ -74,9 +73,8 @@ class Sandbox:
 
     @property
     def asked(self) -> Shape:
-        """What it may turn out to take: ``all`` GPUs of a node that is not chosen yet may be any number."""
-        shape = self.spec.shape
-        return shape.model_copy(update={"gpus": MAX_GPUS}) if self.spec.gpus == ALL_GPUS else shape
+        """What it may turn out to take."""
+        return self.spec.asked
 
     @property
     def granted(self) -> Shape:

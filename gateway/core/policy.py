@@ -86,6 +86,24 @@ class PolicyTable(BaseModel):
         """Return where a key's value is set, for people: file, table and key, or `BUILT_IN`."""
         return self._origins.get(key, BUILT_IN)
 
+    def described(self) -> dict[str, tuple[list[str] | int | float | None, str]]:
+        """Return each value as JSON has it, and where it is set."""
+        return {key: (value, self.where(key)) for key, value in self.model_dump(mode="json").items()}
+
+    @classmethod
+    def restored(cls, found: Mapping[str, tuple[object, str]]) -> Self:
+        """Return the table that `described` itself so.
+
+        Raises:
+            ConfigurationError: another version has described it.
+        """
+        try:
+            made = cls.model_validate({key: value for key, (value, _) in found.items()})
+        except ValidationError as error:
+            raise ConfigurationError(f"the gateway's {cls.__name__.lower()}: {_problems(error)}") from error
+        made._origins = {key: where for key, (_, where) in found.items()}
+        return made
+
     def overridden(self, values: Mapping[str, object], source: str, table: str) -> Self:
         """Return this table with the keys of a table of the file over its own.
 

@@ -4,6 +4,7 @@ What counts is what its sandboxes take of their nodes or wait for (`gateway.core
 them.  The caller reads that in the transaction that writes the new thing, and holds off every other one meanwhile.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -52,12 +53,16 @@ class Excess:
 
 def claim_excess(quota: Quota, used: Shape, more: Shape) -> Excess | None:
     """Return the first limit that ``more`` would break for a tenant that claims ``used`` already."""
+    return next(claim_excesses(quota, used, more), None)
+
+
+def claim_excesses(quota: Quota, used: Shape, more: Shape) -> Iterator[Excess]:
+    """Yield every limit that ``more`` would break for a tenant that claims ``used`` already."""
     for key, name, unit in _STANDING:
         limit = getattr(quota, key)
         present, asked = getattr(used, name), getattr(more, name)
         if limit is not None and asked > 0 and present + asked > limit + _ROUNDING:
-            return Excess(key, unit, limit, present, asked, quota.where(key))
-    return None
+            yield Excess(key, unit, limit, present, asked, quota.where(key))
 
 
 def units_excess(quota: Quota, used: int, more: int) -> Excess | None:

@@ -41,6 +41,7 @@ _ROUTERS: Final = (
     system.token_router,
     system.audit_router,
     system.usage_router,
+    system.policy_router,
 )
 
 

@@ -77,6 +77,7 @@ ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("DELETE", "/v1/tokens/{token_id}"): RouteAccess.OPERATOR,
     ("GET", "/v1/audit"): RouteAccess.OPERATOR,
     ("GET", "/v1/usage"): RouteAccess.CLIENT,
+    ("GET", "/v1/policy"): RouteAccess.OPERATOR,
 }
 
 _CLIENTS: Final = frozenset({TokenScope.CLIENT, TokenScope.OPERATOR})

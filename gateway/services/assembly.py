@@ -161,7 +161,7 @@ class Services:
         uow.subscribe(internals.activity.on_change)
         uow.subscribe(self.audit.on_change)
         await self.audit.started()
-        for name, loop in {**internals.loops(), "audit log": self.audit.run}.items():
+        for name, loop in {**internals.loops(), "audit log": self.audit.run, "policy file": self.policies.run}.items():
             internals.context.background.keep(loop, name)
         return self
 

@@ -13,14 +13,16 @@ from gateway.services.tasks import AsyncClock
 from gateway.services.tokens import Principal
 from gateway.wire.capacity import PrepareRequest
 from gateway.wire.limits import MIB
+from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 from gateway.wire.settings import ConfigurationError
+from gateway.wire.system import PolicyAnswer, PolicyValue
 from gateway.wire.tokens import TokenScope
 
 log = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at the file; a look costs one system call."""
+"""Seconds between two looks at the file, whether or not anybody calls; a look costs one system call."""
 MAX_FILE: Final = 4 * MIB
 _SETTLED_NS: Final = 2_000_000_000
 """Age from which the time of a file's last change tells it from the next one: clocks of file systems are coarse."""
@@ -45,7 +47,7 @@ def read_policies(path: Path) -> Policies:
 
 
 class PolicyFile:
-    """The policies that hold now.  A file that became wrong changes nothing, and the log says so.
+    """The policies that hold now.  A file that became wrong changes nothing; the log and `problem` say so at once.
 
     Args:
         path: the file; ``None`` means that the built-in defaults hold for everybody.
@@ -60,16 +62,46 @@ class PolicyFile:
         self._clock = clock
         self._seen = None if path is None else _signature(path, clock)
         self._policies = Policies() if path is None else read_policies(path)
-        self._looked = clock.monotonic()
-        self._complaint = ""
+        self.problem: str | None = None
+        """What is wrong with the file as it is now, while the one before still holds."""
 
     def current(self) -> Policies:
-        """Return the policies of the file as it is, or as it was when it was last right."""
-        now = self._clock.monotonic()
-        if self._path is not None and now - self._looked >= LOOK_EVERY:
-            self._looked = now
-            self._look(self._path)
+        """Return the policies of the file as it was at the last look, or when it was last right."""
         return self._policies
+
+    async def run(self) -> None:
+        """Look at the file again and again, for ever."""
+        while self._path is not None:
+            await self._clock.sleep(LOOK_EVERY)
+            self.look()
+
+    def look(self) -> None:
+        """Read the file again if it has changed."""
+        if self._path is not None:
+            self._look(self._path)
+
+    def describe(self, tenant: str, used: Shape, prepared_units: int) -> PolicyAnswer:
+        """Return what holds for a tenant, for operators.
+
+        Args:
+            tenant: whose clients.
+            used: what counts against the quota now.
+            prepared_units: likewise, the unclaimed ones.
+        """
+        policy, quota = (
+            {key: PolicyValue(value=value, where=where) for key, (value, where) in table.described().items()}
+            for table in self._policies.of(tenant)
+        )
+        return PolicyAnswer(
+            tenant=tenant,
+            file=self._path and str(self._path),
+            problem=self.problem,
+            policy=policy,
+            quota=quota,
+            used=used,
+            prepared_units=prepared_units,
+            tenants=list(self._policies.tenants),
+        )
 
     # -- checks of calls ----------------------------------------------------------------------------------------------
 
@@ -117,13 +149,15 @@ class PolicyFile:
         try:
             self._policies = read_policies(path)
         except ConfigurationError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
+            if str(error) != self.problem:
+                self.problem = str(error)
                 log.error("THE NEW POLICY IS NOT USED, the one before still holds: %s", error)
             return
-        if self._complaint:
+        if self.problem is not None:
             log.warning("policy file %s: is right again, and holds", path)
-            self._complaint = ""
+            self.problem = None
+        else:
+            log.info("policy file %s: has changed, and holds", path)
 
 
 def _refuse(subject: str, caller: Principal, found: list[Violation]) -> None:

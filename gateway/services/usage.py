@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
-from gateway.store import usage
+from gateway.store import capacity, sandboxes, usage
 from gateway.store.db import Database
 from gateway.store.usage import HOUR, Position, hour_of
 from gateway.wire.errors import ErrorCode, FieldError
 from gateway.wire.limits import MAX_COUNTER
+from gateway.wire.resources import Shape
 from gateway.wire.tenants import is_qualified
 from gateway.wire.usage import UsageBy, UsagePage, UsageQuery
 
@@ -37,6 +38,12 @@ class UsageService:
         more = len(found) > query.limit
         found = found[: query.limit]
         return UsagePage(items=[item for _, item in found], next_cursor=_cursor(found[-1][0]) if more else None)
+
+    async def standing(self, tenant: str, now: datetime) -> tuple[Shape, int]:
+        """Return what counts against a tenant's quota now: what it claims, and its unclaimed prepared units."""
+        return await self._db.read(
+            lambda session: (sandboxes.claims(session, tenant), capacity.unclaimed_units(session, now, tenant))
+        )
 
 
 def oldest_kept(settings: GatewaySettings, now: datetime) -> datetime:

@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from gateway.wire import limits
 from gateway.wire.base import SandboxId, Timestamp, WireAnswer, WireRequest
 from gateway.wire.references import ImageName
-from gateway.wire.resources import GpuRequest, Shape, count_of
+from gateway.wire.resources import ALL_GPUS, GpuRequest, Shape, count_of
 from gateway.wire.states import DeathReason, SandboxState, WaitReason
 from gateway.wire.tenants import DEFAULT_TENANT, QualifiedId
 
@@ -251,6 +251,11 @@ class SandboxSpec(WireRequest):
     def shape(self) -> Shape:
         """What a node must have free to take this sandbox."""
         return Shape(cpus=self.cpus, memory_mb=self.memory_mb, disk_mb=self.disk_mb, gpus=self.gpu_count, slots=1)
+
+    @property
+    def asked(self) -> Shape:
+        """What it may turn out to take: ``all`` GPUs of a node that is not chosen yet may be any number."""
+        return self.shape.model_copy(update={"gpus": limits.MAX_GPUS}) if self.gpus == ALL_GPUS else self.shape
 
     @property
     def chosen_runtime(self) -> RuntimeName | None:

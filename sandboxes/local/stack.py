@@ -20,7 +20,8 @@ from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.states import NodeState
-from gateway.wire.system import Check, Verdict
+from gateway.wire.system import Check, PolicyAnswer, Verdict
+from gateway.wire.tenants import DEFAULT_TENANT
 from gateway.wire.tokens import TokenScope
 from sandboxes.errors import InterruptedStartError
 from sandboxes.local import dockerd
@@ -38,6 +39,7 @@ NODE_SECONDS: Final = 180.0
 ENGINE_STOP_SECONDS: Final = 30.0
 RELEASE_SECONDS: Final = 180.0
 STEP: Final = 0.2  # between two polls whether a node is ready: the API has no event for it
+LOOK_EVERY: Final = 2.0  # between two looks at what the gateway says of its policy file, where it has one
 REPORT_EVERY: Final = 25  # steps between two lines while nothing happens
 DELETERS: Final = 8
 
@@ -64,9 +66,10 @@ class Stack:
         directory: its state directory, made and locked by the caller.
         port: where the gateway listens on this machine.
         say: takes one line of progress.
+        policy: the gateway's policy file; ``None`` leaves it to the environment.
     """
 
-    def __init__(self, directory: StateDir, port: int, say: Say) -> None:
+    def __init__(self, directory: StateDir, port: int, say: Say, policy: Path | None = None) -> None:
         self._directory = directory
         self._port = port
         self._say = say
@@ -80,6 +83,8 @@ class Stack:
             "SANDBOXES_GATEWAY_PORT": str(port),
             "SANDBOXES_GATEWAY_STATE_DIR": str(directory.gateway),
         }
+        if policy is not None:
+            self._environment["SANDBOXES_GATEWAY_POLICY_FILE"] = str(policy.absolute())
 
     # -- start --------------------------------------------------------------------------------------------------------
 
@@ -101,10 +106,29 @@ class Stack:
         return self._await_node()
 
     def wait(self) -> StopRequested:
-        """Keep everything alive until a signal asks for the end."""
+        """Keep everything alive until a signal asks for the end, and say what is wrong with the policy file."""
+        problem, has_file = None, True
         while True:
-            if (stop := self._supervisor.wait(3600.0)) is not None:
+            if (stop := self._supervisor.wait(LOOK_EVERY if has_file else 3600.0)) is not None:
                 return stop
+            if not has_file or (answer := self._policy()) is None:
+                continue
+            has_file = answer.file is not None
+            if answer.problem not in {None, problem}:
+                self._say(f"the new policy is not used, the one before still holds: {answer.problem}")
+            elif answer.problem != problem:
+                self._say("the policy file is right again, and holds")
+            problem = answer.problem
+
+    def _policy(self) -> PolicyAnswer | None:
+        """Return what the gateway says of its policy file; ``None`` while it does not answer."""
+        client = GatewayClient(
+            self.service.url, self.service.operator_token.read_text(), timeout=(5.0, 5.0), attempts=1
+        )
+        try:
+            return client.policy(DEFAULT_TENANT)
+        except (GatewayError, GatewayUnreachableError):
+            return None
 
     def _require_earlier_url(self) -> None:
         """Refuse another URL where a node outlived a SIGKILL: it knows the URL of its start and no other."""

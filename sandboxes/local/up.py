@@ -21,6 +21,10 @@ def up(
     state_dir: Annotated[
         Path, typer.Option(help="Directory of all state: databases, tokens, logs, sandboxes.")
     ] = DEFAULT_STATE_DIR,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Policy file: what clients may ask for, and the quotas; default: safe ones."),
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the gateway on 127.0.0.1.")] = DEFAULT_PORT,
 ) -> None:
     """Start the whole service on this machine, in the foreground.
@@ -28,11 +32,13 @@ def up(
     Ctrl-C ends it clean: sandboxes, node, gateway, and its own Docker engine.
 
     After a SIGKILL the next start takes over what is still there.
+
+    Changes of the policy file hold within a second; a wrong one is named here, and changes nothing.
     """
     directory = StateDir(state_dir.absolute())
     is_new = directory.make()
     with locked(directory.lock):
-        stack = Stack(directory, port, say)
+        stack = Stack(directory, port, say, policy)
         try:
             node = stack.start()
             say(f"node {node.id} is ready ({', '.join(runtime.name for runtime in node.runtimes)})")

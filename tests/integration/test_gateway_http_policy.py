@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import requests
 
+from gateway.client import GatewayClient
 from gateway.wire.errors import ErrorCode
+from gateway.wire.system import PolicyValue
 from gateway.wire.tokens import TokenRequest, TokenScope
-from tests.integration.gateway_http import HttpGateway, body_of, running_gateway
+from tests.integration.gateway_http import HttpGateway, LogLines, body_of, running_gateway
+from tests.waiting import wait_until
 
 POLICY = """
 [default.policy]
@@ -106,7 +109,7 @@ def test_a_restart_is_bound_by_the_ttl_that_was_set_since_the_create(tmp_path: P
         create(gateway, gateway.client, "too-long", ttl_seconds=7200)
         create(gateway, gateway.client, "short", ttl_seconds=600)
         path.write_text("[default.policy]\nmax_ttl_seconds = 3600\n")
-        gateway.services.policies._looked = float("-inf")  # a second has passed
+        gateway.services.policies.look()
         left = restarted("for-ever", gateway.client)
         assert left is not None
         assert 3500 < left <= 3600
@@ -115,7 +118,7 @@ def test_a_restart_is_bound_by_the_ttl_that_was_set_since_the_create(tmp_path: P
         answer = gateway.call("POST", "/v1/sandboxes/too-long/restart")
         assert [found.field for found in body_of(answer).fields or []] == ["ttl_seconds"]
         path.write_text("[default.policy]\nmax_ttl_seconds = 60\ndefault_ttl_seconds = 30\n")
-        gateway.services.policies._looked = float("-inf")
+        gateway.services.policies.look()
         assert (restarted("for-ever", gateway.client) or 3600) <= 30
 
 
@@ -146,5 +149,31 @@ def test_a_changed_file_holds_without_a_restart(tmp_path: Path) -> None:
     with running_gateway(tmp_path / "state", settings={"policy_file": path}) as gateway:
         assert create(gateway, gateway.client, "two", cpus=2).status_code == 403
         path.write_text("[default.policy]\nmax_cpus = 2\n")
-        gateway.services.policies._looked = float("-inf")  # a second has passed
-        assert create(gateway, gateway.client, "two", cpus=2).status_code == 201
+        wait_until(lambda: create(gateway, gateway.client, "two", cpus=2).status_code == 201)
+
+
+def test_a_file_that_became_wrong_is_told_without_any_call(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text("[tenants.acme.policy]\nmax_cpus = 1\n")
+    with running_gateway(tmp_path / "state", settings={"policy_file": path}) as gateway:
+        operator = GatewayClient(gateway.url, gateway.secrets[TokenScope.OPERATOR])
+        assert operator.policy("acme").problem is None
+        with LogLines("gateway.services.policies") as lines:
+            path.write_text("[tenants.acme.policy]\nmax_cpu = 1\n")
+            assert "[tenants.acme.policy] max_cpu" in lines.next("max_cpu").getMessage()
+        answer = operator.policy("acme")
+        assert "max_cpu" in (answer.problem or "")
+        assert answer.policy["max_cpus"] == PolicyValue(value=1.0, where=f"{path} [tenants.acme.policy] max_cpus")
+        ready = operator.readiness()
+        assert (ready.ok, len(ready.problems), "acme" in str(ready)) == (True, 1, False)
+        path.write_text("[tenants.acme.policy]\nmax_cpus = 2\n")
+        wait_until(lambda: operator.policy("acme").policy["max_cpus"].value == 2.0)
+        assert operator.readiness().problems == []
+
+
+def test_an_operator_sees_what_is_in_use_of_a_quota(tmp_path: Path) -> None:
+    with running_gateway(tmp_path / "state") as gateway:
+        operator = GatewayClient(gateway.url, gateway.secrets[TokenScope.OPERATOR])
+        answer = operator.policy("default")
+        assert (answer.file, answer.used.slots, answer.quota["sandboxes"].value) == (None, 1, None)
+        assert operator.policy("nobody").used.slots == 0

@@ -91,6 +91,7 @@ WALK: Final[dict[Row, Way]] = {
     ("DELETE", "/v1/tokens/{token_id}"): Way.CLOSED,
     ("GET", "/v1/audit"): Way.CLOSED,
     ("GET", "/v1/usage"): Way.USAGE,
+    ("GET", "/v1/policy"): Way.CLOSED,
 }
 
 OPTIONS: Final[dict[Row, dict[str, Any]]] = {

@@ -3,13 +3,14 @@
 import os
 import signal
 import stat
+from pathlib import Path
 
 import pytest
 
 from sandboxes.local.demo import free_port
 from tests.engines.images import import_images
 from tests.stack import DOWN_SECONDS, Up, assert_nothing_left, marks, pids_of, running, start, until
-from ucloud_sandboxes_sdk import Image, SandboxHandle, SandboxSpec
+from ucloud_sandboxes_sdk import Image, PolicyDeniedError, SandboxHandle, SandboxSpec
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -27,8 +28,11 @@ def starts_of(sandbox: SandboxHandle) -> str:
     return sandbox.exec(["sh", "-c", script], timeout_seconds=30).stdout
 
 
-def test_up_starts_serves_and_ends_clean(engines: None) -> None:
-    with running() as up:
+def test_up_starts_serves_and_ends_clean(engines: None, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[default.policy]\nmax_cpus = 1\n")
+    with running(None, "--policy", str(policy)) as up:
+        policy.write_text("[default.policy]\nmax_cpu = 1\n")
         sandbox = sandbox_in(up)
         assert starts_of(sandbox) == "started\n"
         record = up.client().get_sandbox("kept")
@@ -39,6 +43,9 @@ def test_up_starts_serves_and_ends_clean(engines: None) -> None:
         assert stat.S_IMODE(up.directory.root.stat().st_mode) == 0o700
         assert up.directory.url.read_text() == f"{up.url}\n"
         assert f"export UCLOUD_SANDBOX_URL={up.url}" in up.words
+        with pytest.raises(PolicyDeniedError):
+            up.client().create_sandbox(id="large", image=Image.from_registry("busybox"), cpus=2)
+        until(lambda: "max_cpu:" in up.words, "it says what is wrong with the policy file")
         looked_for = marks(up.directory)
         assert up.end() == 0, up.words
         assert_nothing_left(looked_for)

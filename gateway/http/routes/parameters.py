@@ -30,7 +30,7 @@ from gateway.services.tokens import Principal
 from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
-from gateway.wire.tenants import TenantName, is_id, is_qualified
+from gateway.wire.tenants import DEFAULT_TENANT, TenantName, is_id, is_qualified
 from gateway.wire.usage import UsageBy, UsageQuery
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
@@ -266,6 +266,13 @@ class AuditParameters(QueryModel):
     """What this tenant did, or what was done to its sandboxes."""
     limit: int = Field(default=limits.DEFAULT_PAGE, ge=1, le=limits.MAX_PAGE)
     cursor: Annotated[str, StringConstraints(max_length=512)] | None = None
+
+
+class PolicyParameters(QueryModel):
+    """Whose policy."""
+
+    tenant: TenantName = DEFAULT_TENANT
+    """Tenant; one without tables of its own has the defaults."""
 
 
 def _sane(moment: datetime) -> datetime:

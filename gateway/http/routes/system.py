@@ -1,18 +1,26 @@
 """The service itself: health, readiness, its OpenAPI document, the tokens that open it, what was done with them, and
-what was used."""
+what was used, and the policy."""
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import Query, Request, Response
 
 from gateway.errors import ApiError
 from gateway.http.audit import add_facts
-from gateway.http.routes.parameters import AuditParameters, Caller, GatewayParts, TokenPath, UsageParameters, new_router
+from gateway.http.routes.parameters import (
+    AuditParameters,
+    Caller,
+    GatewayParts,
+    PolicyParameters,
+    TokenPath,
+    UsageParameters,
+    new_router,
+)
 from gateway.http.tenancy import bound_to, sees_all, usage_shown
 from gateway.wire.audit import AuditPage, AuditQuery
 from gateway.wire.errors import ErrorCode
-from gateway.wire.system import GatewayHealth, GatewayReadiness
+from gateway.wire.system import GatewayHealth, GatewayReadiness, PolicyAnswer
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 from gateway.wire.usage import UsagePage
 
@@ -20,6 +28,11 @@ router = new_router("system")
 token_router = new_router("tokens")
 audit_router = new_router("audit")
 usage_router = new_router("usage")
+policy_router = new_router("policy")
+
+WRONG_POLICY: Final = (
+    "the policy file is wrong and the policy before still holds; 'sandboxes policy show' and the log say what is wrong"
+)
 
 
 @router.get("/healthz")
@@ -37,7 +50,9 @@ async def readyz(response: Response, parts: GatewayParts) -> GatewayReadiness:
         response.status_code = 503
         response.headers["Retry-After"] = str(math.ceil(error.retry_after or 1))
         return GatewayReadiness(ok=False, problems=[error.message])
-    return GatewayReadiness(ok=True)
+    # Not the sentence itself: this route is open to everybody, and the file names tenants.
+    wrong = parts.services.policies.problem is not None
+    return GatewayReadiness(ok=True, problems=[WRONG_POLICY] if wrong else [])
 
 
 @router.get("/openapi.json")
@@ -80,3 +95,10 @@ async def read_usage(query: Annotated[UsageParameters, Query()], caller: Caller,
         raise ApiError(ErrorCode.FORBIDDEN, "tenant: only an operator's token may ask for a tenant's usage")
     now = parts.services.internals.context.clock.now()
     return usage_shown(caller, await parts.services.usage.page(query.query(now, bound_to(caller))))
+
+
+@policy_router.get("/v1/policy")
+async def read_policy(query: Annotated[PolicyParameters, Query()], parts: GatewayParts) -> PolicyAnswer:
+    """Show what holds for a tenant's clients: each value of policy and quota, where it is set, and what is in use."""
+    now = parts.services.internals.context.clock.now()
+    return parts.services.policies.describe(query.tenant, *await parts.services.usage.standing(query.tenant, now))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes import app
+from tests.fakes.gateway import TOKEN, Gateway, Reply
 
 POLICY = "[default.policy]\nmax_cpus = 2\n[tenants.acme.policy]\nisolations = ['gvisor', 'runc']\n"
 
@@ -22,6 +23,13 @@ def spec(tmp_path: Path, **fields: object) -> str:
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"image": "debian:12", **fields}))
     return str(path)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Name no service, and none that runs on this machine."""
+    monkeypatch.delenv("UCLOUD_SANDBOX_URL", raising=False)
+    monkeypatch.setattr("gateway.cli_policy.UP_STATE_DIR", tmp_path / "none")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -63,6 +71,51 @@ def test_without_a_policy_the_gateways_setting_or_the_defaults_hold(
     assert run(capsys, "check", asked)[0] == 0
     monkeypatch.setenv("SANDBOXES_GATEWAY_POLICY_FILE", str(policy))
     assert run(capsys, "check", asked)[0] == 1
+
+
+def test_without_a_policy_it_says_that_nothing_was_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "--policy" in run(capsys, "check", spec(tmp_path))[1]
+    assert "--policy" in run(capsys, "show")[2]
+
+
+def test_the_quota_is_checked_against_its_limits(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, policy: Path
+) -> None:
+    policy.write_text("[default.quota]\ncpus = 2\ngpus = 0\n[tenants.none.quota]\ncreates_per_second = 0\n")
+    words = ("check", spec(tmp_path, cpus=4, gpus=1), "--policy", str(policy), "--json")
+    code, out, _ = run(capsys, *words)
+    assert (code, [one["field"] for one in json.loads(out)["violations"]]) == (1, ["quota.cpus", "quota.gpus"])
+    assert json.loads(out)["violations"][0]["where"] == f"{policy} [default.quota] cpus"
+    code, out, _ = run(capsys, "check", spec(tmp_path), *words[2:], "--tenant", "none")
+    assert (code, [one["field"] for one in json.loads(out)["violations"]]) == (1, ["quota.creates_per_second"])
+    code, _, err = run(capsys, "check", spec(tmp_path), "--policy", str(policy))
+    assert (code, "alone" in err) == (0, True)
+
+
+def test_the_running_gateway_is_asked_and_its_usage_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answer = {
+        "tenant": "acme",
+        "file": "/etc/policy.toml",
+        "problem": "policy file /etc/policy.toml: [default.policy] max_cpu: there is no such key",
+        "policy": {"isolations": {"value": ["gvisor", "runc"], "where": "/etc/policy.toml [acme.policy] isolations"}},
+        "quota": {"cpus": {"value": 2.0, "where": "/etc/policy.toml [acme.quota] cpus"}},
+        "used": {"cpus": 1.5, "memory_mb": 0, "disk_mb": 0, "gpus": 0, "slots": 1},
+    }
+    with Gateway() as gateway:
+        monkeypatch.setenv("UCLOUD_SANDBOX_URL", gateway.url)
+        monkeypatch.setenv("UCLOUD_SANDBOX_API_TOKEN", TOKEN)
+        gateway.next("GET", "/v1/policy", *[Reply(body=json.dumps(answer).encode())] * 3)
+        asked = spec(tmp_path, isolation="runc", security={"user": "1000"})
+        code, out, _ = run(capsys, "check", asked, "--tenant", "acme", "--json")
+        found = json.loads(out)
+        assert (code, [one["field"] for one in found["violations"]]) == (1, ["quota.cpus"])
+        assert (found["file"], found["used"]["cpus"]) == ("/etc/policy.toml", 1.5)
+        _, out, err = run(capsys, "show", "--tenant", "acme")
+        assert gateway.url in err and "max_cpu" in err
+        assert "/etc/policy.toml [acme.policy] isolations" in out
+        assert {request.query.get("tenant") for request in gateway.sent("GET", "/v1/policy")} == {"acme"}
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"image": 3}', '{"image": "a", "env": {"KEY": "secret", "k": 1}}'])

@@ -140,6 +140,7 @@ CALLS: dict[str, tuple[Callable[[GatewayClient], Any], str, str, Any, bool]] = {
         {"entries": [], "next_cursor": "2026-01-31.0001.jsonl:0", "more": False},
         True,
     ),
+    "policy": (lambda c: c.policy("acme"), "GET", "/v1/policy", {"tenant": "acme"}, True),
     "usage": (lambda c: c.usage(by="hour"), "GET", "/v1/usage", {"items": [], "next_cursor": None}, True),
     "bundle": (
         lambda c: c.bundle(),

@@ -58,6 +58,14 @@ ENTRY = {
     "status": 403,
     "code": EVIL,
 }
+BOUNDS = {
+    "tenant": EVIL,
+    "file": EVIL,
+    "problem": EVIL,
+    "policy": {"max_cpus": {"value": 1.0, "where": EVIL}},
+    "quota": {"cpus": {"value": 1.0, "where": EVIL}},
+    "tenants": [EVIL],
+}
 USED = {"tenant": EVIL, "sandbox_id": EVIL, "generation": 1, "begin": AT, "end": AT, "amounts": {}}
 
 
@@ -91,10 +99,12 @@ TALKS: dict[tuple[str, ...], list[tuple[str, str, Reply]]] = {
         ("POST", "/tokens", answer({"token": EVIL, "record": TOKEN}))
     ],
     ("token", "revoke", "id"): [("DELETE", "/id", answer(TOKEN))],
+    ("policy", "show"): [("GET", "/policy", answer(BOUNDS))],
     ("usage",): [("GET", "/usage", answer({"items": [USED]}))],
     ("audit",): [("GET", "/audit", answer({"entries": [ENTRY], "next_cursor": "c", "more": False}))],
 }
-NOTHING_FROM_THE_SERVICE = {"up", "demo", "doctor", "policy", "gateway", "simulate", "bootstrap"}
+GROUPS = ("capacity", "token", "policy")
+NOTHING_FROM_THE_SERVICE = {"up", "demo", "doctor", "gateway", "simulate", "bootstrap"}
 
 
 def assert_harmless(text: str, lines: int | None = None) -> None:
@@ -116,7 +126,7 @@ def test_answers_are_shown_and_not_obeyed(
     for method, path, reply in TALKS[words]:
         gateway.next(method, path, reply)
     flag = ["--json"] if json_too and "-q" not in words else []
-    _, out, err = cli(words[0], *(words[1:2] if words[0] in ("capacity", "token") else ()), *flag, *_rest(words))
+    _, out, err = cli(words[0], *(words[1:2] if words[0] in GROUPS else ()), *flag, *_rest(words))
     assert gateway.requests
     assert out or err
     assert "that is no" not in err  # the answer is one of the protocol's
@@ -125,7 +135,7 @@ def test_answers_are_shown_and_not_obeyed(
 
 
 def _rest(words: tuple[str, ...]) -> tuple[str, ...]:
-    return words[2:] if words[0] in ("capacity", "token") else words[1:]
+    return words[2:] if words[0] in GROUPS else words[1:]
 
 
 @pytest.mark.parametrize("words", TALKS, ids=" ".join)

@@ -1,23 +1,24 @@
 """The policy file is read again when it changes; a wrong one changes nothing and is complained about."""
 
+import asyncio
 import os
 import time
-from collections.abc import Awaitable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gateway.core.policy import Policies
-from gateway.services.policies import LOOK_EVERY, PolicyFile
+from gateway.services.policies import PolicyFile
 from gateway.wire.settings import ConfigurationError
 
 
 class SteppedClock:
-    """Stands still until a test steps it; its wall clock is the machine's, as that of files is."""
+    """Sleeps without waiting; its wall clock is the machine's, as that of files is."""
 
     def __init__(self) -> None:
         self._mono = 100.0
+        self.steps: asyncio.Queue[None] = asyncio.Queue()
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -25,11 +26,10 @@ class SteppedClock:
     def monotonic(self) -> float:
         return self._mono
 
-    def sleep(self, seconds: float) -> Awaitable[None]:
-        raise AssertionError("nothing here sleeps")
-
-    def step(self) -> None:
-        self._mono += LOOK_EVERY
+    async def sleep(self, seconds: float) -> None:
+        self._mono += seconds
+        self.steps.put_nowait(None)
+        await asyncio.sleep(0)
 
 
 def written(path: Path, limit: int | str, age: float = 60.0) -> None:
@@ -48,7 +48,7 @@ def test_a_changed_file_holds_from_the_next_look_on(tmp_path: Path) -> None:
     file = PolicyFile(path, clock)
     written(path, 22, age=50)
     assert sandboxes(file.current()) == 1  # not every call looks
-    clock.step()
+    file.look()
     assert sandboxes(file.current()) == 22
 
 
@@ -59,7 +59,7 @@ def test_two_changes_within_the_resolution_of_file_times_are_both_seen(tmp_path:
     before = path.stat()
     path.write_text("[default.quota]\nsandboxes = 2\n")
     os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
-    clock.step()
+    file.look()
     assert sandboxes(file.current()) == 2
 
 
@@ -71,17 +71,33 @@ def test_a_wrong_file_keeps_what_held_and_is_complained_about_once(
     file = PolicyFile(path, clock)
     for _ in range(3):
         written(path, "'many'", age=0)
-        clock.step()
+        file.look()
         assert sandboxes(file.current()) == 1
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "[default.quota] sandboxes" in caplog.text
+    assert file.problem is not None and "[default.quota] sandboxes" in file.problem
     path.unlink()
-    clock.step()
+    file.look()
     assert sandboxes(file.current()) == 1
     written(path, 3)
-    clock.step()
-    assert sandboxes(file.current()) == 3
+    file.look()
+    assert (sandboxes(file.current()), file.problem) == (3, None)
     assert caplog.records[-1].levelname == "WARNING"
+
+
+async def test_a_file_that_became_wrong_is_noticed_although_nobody_calls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "policy.toml", SteppedClock()
+    written(path, 1)
+    file = PolicyFile(path, clock)
+    written(path, "'many'", age=0)
+    looks = asyncio.create_task(file.run())
+    for _ in range(2):
+        await clock.steps.get()
+    looks.cancel()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert file.problem is not None
 
 
 def test_a_wrong_or_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
