@@ -5,10 +5,13 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from sqlalchemy.exc import DBAPIError
 
 from autoscaler import lock, teardown, user_data
 from autoscaler.clock import ClockAnchor, ClockGuard, DaemonClock
@@ -22,7 +25,9 @@ from autoscaler.observe import Observer
 from autoscaler.provider_polling import Pace
 from autoscaler.reconcile import Reconciler
 from autoscaler.settings import AutoscalerSettings
+from autoscaler.store.db import is_away
 from autoscaler.store.journal import Journal
+from autoscaler.throttled_log import ThrottledLog
 from gateway.client import GatewayClient
 from providers import registry
 from providers.base import ComputeProvider
@@ -31,6 +36,7 @@ from providers.base import SettingsError as ProviderSettingsError
 log = logging.getLogger(__name__)
 
 ANCHOR: Final = "clock.json"
+AWAY: Final = "the journal cannot be used now"
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,21 @@ def run(settings: AutoscalerSettings, environ: Mapping[str, str], *, execute: bo
             _take_turns(parts, settings, partial(begin, "executing"))
 
 
+@contextlib.contextmanager
+def _noting_absence(trouble: ThrottledLog) -> Iterator[None]:
+    """Note that the database is away or the lease is lost: both pass, and neither is a fault of this process."""
+    try:
+        yield
+    except LockedError as error:
+        trouble.report(AWAY, str(error))
+    except DBAPIError as error:
+        if not is_away(error):
+            raise
+        trouble.report(AWAY, " ".join(str(error.orig).split()))
+    else:
+        trouble.resolve(AWAY)
+
+
 def _take_turns(parts: Assembly, settings: AutoscalerSettings, begin: Callable[[], None]) -> None:
     """Run while this process has the lease, and stand by while another has it.
 
@@ -117,6 +138,7 @@ def _take_turns(parts: Assembly, settings: AutoscalerSettings, begin: Callable[[
     """
     lease, begun = Lease(parts.journal.engine, settings.deployment), threading.Event()
     parts.journal.guard = lease.guard
+    trouble = ThrottledLog(log, time.monotonic)
 
     def tick(is_stopping: Callable[[], bool]) -> None:
         if lease.overtaken:
@@ -125,7 +147,8 @@ def _take_turns(parts: Assembly, settings: AutoscalerSettings, begin: Callable[[
             if not begun.is_set():
                 begun.set()
                 begin()
-            parts.reconciler.tick(lambda: is_stopping() or not lease.is_held())
+            with _noting_absence(trouble):
+                parts.reconciler.tick(lambda: is_stopping() or not lease.is_held())
 
     def prune() -> None:
         if lease.is_held():

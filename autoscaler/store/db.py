@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.pool import StaticPool
 
 from autoscaler.errors import JournalError
@@ -80,6 +80,11 @@ def open_copy(url: str) -> Engine:
         with engine.begin() as connection:
             _migrate(connection)
     return engine
+
+
+def is_away(error: DBAPIError) -> bool:
+    """Return whether a statement failed for what passes by itself: the database is away, or ended the connection."""
+    return error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
 
 
 def _reading(path: Path) -> sqlite3.Connection:

@@ -126,6 +126,8 @@ class Controllers:
             try:
                 if await step(sandbox):
                     return
+            except ApiError as error:
+                log.warning("%s of sandbox %s: %s; retrying in %s s", sandbox.state, sandbox.id, error.message, delay)
             except Exception:
                 # Whatever broke here says nothing about the sandbox, and a task that died would leave it as it is.
                 log.exception("%s of sandbox %s failed; retrying in %s s", sandbox.state, sandbox.id, delay)

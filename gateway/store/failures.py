@@ -17,6 +17,10 @@ RETRY_AWAY: Final = 2.0
 """Seconds after which a caller may ask again whose database was away."""
 
 
+IDLE_IN_TRANSACTION: Final = "25P03"
+"""SQLSTATE of a transaction in which nothing was said for too long."""
+
+
 class _Cause(Enum):
     """Why a database refuses."""
 
@@ -40,7 +44,7 @@ _SQLITE_CAUSES: Final = {
 """By primary result code, https://sqlite.org/rescode.html."""
 _POSTGRESQL_CAUSES: Final = {
     "25006": _Cause.AWAY,  # read only: a standby, until it is the primary
-    "25P03": _Cause.AWAY,  # was idle in its transaction for too long
+    IDLE_IN_TRANSACTION: _Cause.AWAY,
     "40001": _Cause.CONFLICT,
     "40P01": _Cause.CONFLICT,
     "53100": _Cause.FULL,
@@ -69,7 +73,11 @@ def runs_again(error: SQLAlchemyError, *, committing: bool) -> bool:
     """Return whether a transaction that failed was certainly not done, and may succeed at once on fresh rows."""
     if isinstance(error, IntegrityError) or _cause_of(error) is _Cause.CONFLICT:
         return True  # another process was quicker
-    return isinstance(error, DBAPIError) and error.connection_invalidated and not committing
+    if not isinstance(error, DBAPIError):
+        return False
+    if getattr(error.orig, "sqlstate", None) == IDLE_IN_TRANSACTION:
+        return True  # ended by the server long before the commit that learned of it
+    return error.connection_invalidated and not committing
 
 
 def why_unusable(error: DBAPIError) -> str:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import psycopg
@@ -132,6 +133,21 @@ async def test_a_transaction_whose_connection_ends_runs_again_on_another(server:
 
     assert await db.write(fn) == 1
     assert len(set(runs)) == 2
+
+
+async def test_a_transaction_that_froze_before_its_commit_runs_again(server: Server, db: Database) -> None:
+    runs = []
+
+    def fn(session: Session) -> int:
+        runs.append(place(session))
+        if len(runs) == 1:
+            with server.admin() as admin:  # silent for longer than it may be
+                ended = "SELECT count(*) = 0 FROM pg_locks WHERE locktype = 'advisory'"
+                while admin.execute(ended).fetchone() != (True,):
+                    time.sleep(0.01)
+        return len(runs)
+
+    assert await db.write(fn) == 2
 
 
 async def test_no_connection_left_is_busy(server: Server, db: Database) -> None:
