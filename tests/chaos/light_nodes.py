@@ -62,7 +62,9 @@ class LightNodes:
                     runtimes=RUNTIMES,
                     labels=settings["labels"],
                 )
-                self._known[machine.name] = GatewayClient(url, files["join.token"].decode()).register(request)
+                self._known[machine.name] = _registered(
+                    GatewayClient(url, files["join.token"].decode(), attempts=1), request, ended
+                )
             known = self._known[machine.name]
             self._beat(GatewayClient(url, known.credential, attempts=1), known.node_id, ended)
         except (GatewayError, GatewayUnreachableError) as error:
@@ -88,5 +90,17 @@ class LightNodes:
             )
             try:
                 draining = client.heartbeat(node_id, heartbeat).draining
-            except GatewayUnreachableError as error:
+            except (GatewayError, GatewayUnreachableError) as error:
+                if isinstance(error, GatewayError) and not error.retryable:
+                    raise
                 log.info("node %s: %s", node_id, error)
+
+
+def _registered(client: GatewayClient, request: RegisterRequest, ended: threading.Event) -> RegisterAnswer:
+    """Ask until the gateway takes the machine or refuses it for good, as a node agent does."""
+    while True:
+        try:
+            return client.register(request)
+        except (GatewayError, GatewayUnreachableError) as error:
+            if (isinstance(error, GatewayError) and not error.retryable) or ended.wait(BEAT_SECONDS):
+                raise
