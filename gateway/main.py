@@ -11,7 +11,7 @@ from typing import Final
 
 import uvloop
 
-from gateway.errors import GatewayStartError
+from gateway.errors import ApiError, GatewayStartError
 from gateway.http.app import MAX_REQUESTS, build_app
 from gateway.http.server import GatewayServer
 from gateway.node_client import NodeClient
@@ -37,7 +37,11 @@ def run(settings: GatewaySettings) -> None:
         node_client = NodeClient()
         services = build(settings, node_client)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(services, node_client, listener, allowed))
+            try:
+                runner.run(_serve(services, node_client, listener, allowed))
+            except ApiError as error:
+                # Once it serves, every refusal is some call's, so this one is the start's: its database has gone since.
+                raise GatewayStartError(f"the gateway cannot start: {error.message}") from error
 
 
 def most_requests(open_files: int) -> int:
