@@ -18,8 +18,8 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host.process import CommandError
 
 _OUT_OF_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-# As strerror(3) says it, which is what C programs print.
-_WORDS: Final = tuple(os.strerror(number) for number in _OUT_OF_SPACE)
+# As strerror(3) says it, which is what C programs print; those in Go begin it with a small letter.
+_WORDS: Final = tuple(os.strerror(number).lower() for number in _OUT_OF_SPACE)
 _SYS_OPENAT2: Final = 437  # the same number on every architecture
 _RESOLVE_IN_ROOT: Final = 0x10
 
@@ -56,7 +56,7 @@ def host_errors(what: str) -> Iterator[None]:
 
 def says_full(text: str) -> bool:
     """Return whether what a host command printed means that."""
-    return any(words in text for words in _WORDS)
+    return any(words in text.lower() for words in _WORDS)
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:

@@ -19,6 +19,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.references import DEFAULT_REGISTRY, ImageId, ImageReference, host_of, parse_image
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host.engine_errors import EngineFault, explanation, fault_in, refusal
 from node_agent.host.firewall import PullFirewall
 from node_agent.host.process import CommandError
 
@@ -154,7 +155,7 @@ class Images:
             finally:
                 self.client.remove_container(container["Id"], force=True, v=True)
         except _ENGINE_ERRORS as error:
-            raise _refused(image.id, f"it could not be exported: {_cause(error)}", error) from error
+            raise _refused(image.id, f"it could not be exported: {explanation(error)}", error) from error
 
     def release(self) -> list[str]:
         """Remove what pulls have left on this host; return a phrase for each thing.  Idempotent.
@@ -181,7 +182,7 @@ class Images:
         except ImageNotFound:
             return None
         except _ENGINE_ERRORS as error:
-            raise _refused(wanted, f"the Docker engine cannot inspect it: {_cause(error)}", error) from error
+            raise _refused(wanted, f"the Docker engine cannot inspect it: {explanation(error)}", error) from error
         if wanted not in _names(answer):
             return None
         _check_platform(wanted, answer)
@@ -197,11 +198,11 @@ class Images:
         try:
             for line in self.client.pull(reference.name, tag=tag, stream=True, decode=True):
                 if "error" in line:
-                    raise _failure(reference, _not_pulled(line["error"]))
+                    raise _said(reference, _not_pulled(line["error"]), line["error"])
                 if time.monotonic() > deadline:
                     raise _failure(reference, f"the pull took longer than {PULL_TIMEOUT:.0f} s")
         except _ENGINE_ERRORS as error:
-            raise _refused(reference, _not_pulled(_cause(error)), error) from error
+            raise _refused(reference, _not_pulled(explanation(error)), error) from error
 
     def _check_registry(self, reference: ImageReference) -> None:
         """Refuse a registry that is where nothing a client asks for may lead, e.g. on this machine or beside it.
@@ -307,12 +308,6 @@ def _digest(reference: ImageReference | ImageId, answer: dict[str, Any]) -> str:
     return next((found.digest for found in known if found.digest), image_id)
 
 
-def _cause(error: Exception) -> str:
-    if isinstance(error, APIError) and error.explanation:
-        return str(error.explanation)
-    return str(error)
-
-
 def _not_pulled(cause: str) -> str:
     return f"it is not in the local engine and the pull failed: {cause.rstrip('. ')}; {LOAD_IT}"
 
@@ -327,11 +322,18 @@ def _refused(reference: ImageReference | ImageId | str, problem: str, error: Exc
     An engine that restarts must not fail every sandbox that is created meanwhile: ``BUSY`` is asked again.
     """
     if isinstance(error, APIError):
-        return _failure(reference, problem)
+        return _said(reference, problem, explanation(error))
     return _away(reference, error)
+
+
+def _said(reference: ImageReference | ImageId | str, problem: str, words: str) -> RuntimeFailure:
+    """Return the failure by what the engine said: it may be about the image, about its disk, or about itself."""
+    if fault_in(words) is EngineFault.REFUSED:
+        return _failure(reference, problem)
+    return refusal(f"image {reference}", words, ErrorCode.IMAGE_ERROR, DeathReason.IMAGE_ERROR)
 
 
 def _away(reference: ImageReference | ImageId | str, error: Exception) -> RuntimeFailure:
     return RuntimeFailure(
-        ErrorCode.BUSY, f"image {reference}: the Docker engine did not answer ({_cause(error)}); is it running?"
+        ErrorCode.BUSY, f"image {reference}: the Docker engine did not answer ({explanation(error)}); is it running?"
     )

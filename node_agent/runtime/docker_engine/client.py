@@ -24,6 +24,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import EXEC_CHUNK
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
+from node_agent.host.engine_errors import explanation, refusal
 from node_agent.runtime.base import Stream
 
 TIMEOUT: Final = 60  # seconds for one call; every call but `wait` ends by itself
@@ -95,13 +96,6 @@ class Api:
             client.close()
 
 
-def explanation(error: Exception) -> str:
-    """Return the engine's own sentence."""
-    if isinstance(error, APIError) and error.explanation:
-        return str(error.explanation)
-    return str(error)
-
-
 @contextlib.contextmanager
 def calling(what: str, code: ErrorCode = ErrorCode.INTERNAL, *, reason: DeathReason | None = None) -> Iterator[None]:
     """Turn the SDK's errors into the port's.
@@ -112,12 +106,13 @@ def calling(what: str, code: ErrorCode = ErrorCode.INTERNAL, *, reason: DeathRea
         reason: why the sandbox is dead, where such a refusal kills it.
 
     Raises:
-        RuntimeFailure: ``code`` when the engine refused; ``BUSY`` when it did not answer.
+        RuntimeFailure: ``code`` when the engine refused; ``BUSY`` when it did not answer, or its containerd did not;
+            ``DISK_FULL`` when the host's disk is full.
     """
     try:
         yield
     except APIError as error:
-        raise RuntimeFailure(code, f"{what}: Docker refused: {explanation(error)}", reason=reason) from error
+        raise refusal(what, f"Docker refused: {explanation(error)}", code, reason) from error
     except (DockerException, requests.RequestException) as error:
         raise RuntimeFailure(ErrorCode.BUSY, f"{what}: the Docker engine did not answer: {error}") from error
 

@@ -132,7 +132,10 @@ class Containers:
                 # does.
                 if handle is not None:
                     send(handle, signal.SIGKILL)
-                self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
+                # An engine whose containerd died meanwhile may never hear of the end; it removes the container all the
+                # same.
+                with contextlib.suppress(requests.RequestException):
+                    self._api.client.wait(container, timeout=_END_TIMEOUT, condition="not-running")
 
     def _listed(self, *labels: str) -> list[dict[str, Any]]:
         with calling("containers"):

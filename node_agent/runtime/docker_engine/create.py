@@ -16,6 +16,7 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, devices
 from node_agent.host.disk import host_errors
+from node_agent.host.engine_errors import refusal
 from node_agent.host.images import EngineImage, Images
 from node_agent.host.volume import Volume, Volumes
 from node_agent.runtime.base import EngineState, Found, Order
@@ -164,14 +165,24 @@ class DockerSteps(EngineSteps[DockerPart, EngineImage]):
         try:
             output = UpgradedStream(self.api.base_url, path, {})
         except StreamRefusedError as error:
-            raise RuntimeFailure(ErrorCode.INTERNAL, f"sandbox {record.sandbox_id}: {error.message}") from error
+            raise refusal(f"sandbox {record.sandbox_id}", error.message, ErrorCode.INTERNAL) from error
         with contextlib.closing(output), attempt.interruptible(output.close):
             with calling(f"sandbox {record.sandbox_id}", ErrorCode.START_ERROR, reason=DeathReason.START_ERROR):
                 self.api.client.start(container)
             try:
-                _await_first(output, mark_prefix, record)
+                words = _await_first(output, mark_prefix, record)
             finally:
                 attempt.check()
+        if words is not None:
+            raise self._not_started(record, container, words)
+
+    def _not_started(self, record: DockerRecord, container: str, words: str) -> RuntimeFailure:
+        """Return why the first process did not begin: by its own words or the engine's, or as the engine went away."""
+        with calling(f"sandbox {record.sandbox_id}"):
+            said = self.api.client.inspect_container(container)["State"]["Error"]
+        what = f"sandbox {record.sandbox_id}: {_program(record)} could not be started"
+        cause = words.strip() or said or "it gave no reason"
+        return refusal(what, cause, ErrorCode.START_ERROR, DeathReason.START_ERROR)
 
 
 def check_capabilities(spec: SandboxSpec) -> None:
@@ -189,13 +200,16 @@ def check_capabilities(spec: SandboxSpec) -> None:
     )
 
 
-def _await_first(output: UpgradedStream, mark_prefix: str, record: DockerRecord) -> None:
-    """Wait until the first process begins.
+def _program(record: DockerRecord) -> str:
+    return (*record.spec.command, "its first process")[0]
+
+
+def _await_first(output: UpgradedStream, mark_prefix: str, record: DockerRecord) -> str | None:
+    """Wait until the first process begins; return what was written where the stream ends before, else ``None``.
 
     Raises:
-        RuntimeFailure: ``START_ERROR`` when it cannot.
+        RuntimeFailure: ``START_ERROR`` when it says why it cannot.
     """
-    program = (*record.spec.command, "its first process")[0]
     scanner = MarkScanner(mark_prefix)
     words = b""
     while (received := output.read()) is not None:
@@ -203,12 +217,7 @@ def _await_first(output: UpgradedStream, mark_prefix: str, record: DockerRecord)
             if not isinstance(item, Mark):
                 words += item
             elif item.kind == scripts.STARTED:
-                return
+                return None
             else:
-                raise start_failure(item, program, record.working_dir)
-    cause = words.decode(errors="replace").strip() or "it gave no reason"
-    raise RuntimeFailure(
-        ErrorCode.START_ERROR,
-        f"sandbox {record.sandbox_id}: {program} could not be started: {cause}",
-        reason=DeathReason.START_ERROR,
-    )
+                raise start_failure(item, _program(record), record.working_dir)
+    return words.decode(errors="replace")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import requests
-from docker.errors import APIError
+from docker.errors import APIError, DockerException, NotFound
 
 from gateway.wire.errors import ErrorCode
-from node_agent.errors import RuntimeFailure, StartFault
+from node_agent.errors import RuntimeFailure
 from node_agent.host.programs import BUSYBOX_INSIDE as BUSYBOX
 from node_agent.runtime.base import EngineState, ExecCommand, ExecProcess, not_running
 from node_agent.runtime.docker_engine import containers, scripts
@@ -21,10 +21,11 @@ from node_agent.runtime.docker_engine.process import (
     HostSignaller,
     InsideSignaller,
     LostExec,
+    Remains,
     Signaller,
     exit_of,
-    explained,
     hung_up_after,
+    not_begun,
 )
 from node_agent.runtime.record import DockerRecord
 
@@ -92,11 +93,7 @@ class DockerExecs:
         except StreamRefusedError as error:
             if error.status in _NOT_THERE:
                 raise _no_longer_running(inspected) from error
-            raise RuntimeFailure(
-                ErrorCode.START_ERROR,
-                f"{argv[-1]} could not be started: {explained(error.message)}",
-                start_fault=StartFault.NOT_EXECUTABLE,
-            ) from error
+            raise not_begun(argv[-1], error.message) from error
 
     def _signaller(self, inspected: dict[str, Any], record: DockerRecord) -> Signaller:
         if record.spec.isolation == "runc":
@@ -121,18 +118,22 @@ class DockerExecs:
 
     def without_mark(self, container: str, exec_id: str) -> LostExec:
         """Return what became of an exec whose stream broke off: its sandbox died, or the shell around it did."""
-        client = self.api.new_client()
         try:
-            client.wait(container, timeout=_DEATH_WAIT, condition="not-running")
-        except requests.RequestException:  # it went on running, or the engine went away: then this fails too
-            with contextlib.suppress(requests.RequestException, APIError):
-                code = client.exec_inspect(exec_id)["ExitCode"]
-                return LostExec(True, None if code is None else exit_of(code))
-        except APIError:  # it is gone altogether
-            return LostExec(False)
-        finally:
-            client.close()
-        return LostExec(False)
+            client = self.api.new_client()
+        except (DockerException, requests.RequestException):
+            return LostExec(Remains.UNKNOWN)
+        with contextlib.closing(client):
+            try:
+                client.wait(container, timeout=_DEATH_WAIT, condition="not-running")
+                return LostExec(Remains.SANDBOX_GONE)
+            except APIError as error:
+                return LostExec(Remains.SANDBOX_GONE if isinstance(error, NotFound) else Remains.UNKNOWN)
+            except requests.RequestException:  # it went on running, or the engine went away: then this fails too
+                try:
+                    code = client.exec_inspect(exec_id)["ExitCode"]
+                except (APIError, requests.RequestException):
+                    return LostExec(Remains.UNKNOWN)
+                return LostExec(Remains.SANDBOX_RUNS, None if code is None else exit_of(code))
 
 
 class _StreamWatch:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason
 from node_agent.errors import AT_PROCESS_BOUND, RuntimeFailure, StartFault
+from node_agent.host.engine_errors import refusal
 from node_agent.host.process import pinned, send
 from node_agent.runtime.base import Chunk, ExecProcess, Exit, Stream
 from node_agent.runtime.docker_engine import scripts
@@ -44,16 +46,24 @@ class Signaller(Protocol):
         """Send SIGKILL to the leader's group, its session and every descendant."""
 
 
+class Remains(StrEnum):
+    """What is left where an exec's stream ended without an end mark."""
+
+    SANDBOX_RUNS = "sandbox_runs"
+    SANDBOX_GONE = "sandbox_gone"
+    UNKNOWN = "unknown"  # the engine went away
+
+
 @dataclass(frozen=True)
 class LostExec:
     """What is known of an exec whose stream ended without an end mark.
 
     Attributes:
-        sandbox_alive: whether the sandbox runs on.
+        remains: what is left.
         exit: how the shell around the process ended, which may be how the process did; ``None`` when nobody knows.
     """
 
-    sandbox_alive: bool
+    remains: Remains
     exit: Exit | None = None
 
 
@@ -91,7 +101,7 @@ class DockerExec(ExecProcess):
 
         Raises:
             RuntimeFailure: ``START_ERROR``; ``SANDBOX_NOT_RUNNING`` when the sandbox ended before the start;
-                ``EXEC_LOST`` when its own processes kept it from starting.
+                ``EXEC_LOST`` when its own processes kept it from starting, or the engine went away.
         """
         self._stream = stream
         self._scanners = {Stream.STDOUT: MarkScanner(prefix), Stream.STDERR: MarkScanner(prefix)}
@@ -174,13 +184,13 @@ class DockerExec(ExecProcess):
         if overdue.is_set():
             return _disturbed(self._program, f"kept it from starting within {START_WAIT:g} s")
         words = b"".join(chunk.data for chunk in self._ready).decode(errors="replace").strip()
-        if not self._watch.lost().sandbox_alive:
+        remains = self._watch.lost().remains
+        if remains is Remains.SANDBOX_GONE:
             return RuntimeFailure(ErrorCode.SANDBOX_NOT_RUNNING, f"{self._program}: the sandbox ended before it began")
-        return RuntimeFailure(
-            ErrorCode.START_ERROR,
-            f"{self._program} could not be started: {explained(words) or 'no reason given'}",
-            start_fault=StartFault.NOT_EXECUTABLE,
-        )
+        if remains is Remains.UNKNOWN:
+            message = f"{self._program}: the Docker engine went away before it was known whether it began"
+            return RuntimeFailure(ErrorCode.EXEC_LOST, message)
+        return not_begun(self._program, words or "no reason given")
 
     def _receive(self) -> None:
         received = self._stream.read()
@@ -243,6 +253,13 @@ def hung_up_after(seconds: float, stream: UpgradedStream) -> Iterator[threading.
         yield overdue
     finally:
         timer.cancel()
+
+
+def not_begun(program: str, words: str) -> RuntimeFailure:
+    """Return why the engine did not start a program."""
+    failure = refusal(f"{program} could not be started", explained(words), ErrorCode.START_ERROR)
+    failure.start_fault = StartFault.NOT_EXECUTABLE if failure.code is ErrorCode.START_ERROR else None
+    return failure
 
 
 def explained(words: str) -> str:

@@ -11,7 +11,7 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.runtime.docker_engine import process
 from node_agent.runtime.docker_engine.client import UpgradedStream
-from node_agent.runtime.docker_engine.process import DockerExec, LostExec
+from node_agent.runtime.docker_engine.process import DockerExec, LostExec, Remains
 from tests.unit.node_agent.runtime.docker_engine.fake_daemon import UPGRADED, Serve, daemon, frame
 
 PREFIX = "0123456789abcdef"
@@ -26,7 +26,7 @@ class Nobody:
     def kill_tree(self, leader: int) -> None: ...
 
     def lost(self) -> LostExec:
-        return LostExec(sandbox_alive=True)
+        return LostExec(Remains.SANDBOX_RUNS)
 
     def stop(self) -> None: ...
 
