@@ -158,6 +158,11 @@ class Home:
         return (self.path / "running").exists()
 
     @property
+    def is_orphaned(self) -> bool:
+        """Whether its supervisor was killed while its node, or what that started, runs on."""
+        return self.has_run and not self.alive and any(True for _ in processes_of(self.path))
+
+    @property
     def is_deleting(self) -> bool:
         """Whether a delete was asked for."""
         return (self.path / "deleting").exists()
@@ -305,6 +310,43 @@ def processes_of(home: Path) -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid() and _belongs_to(int(entry.name), home):
             yield int(entry.name)
+
+
+def node_of(home: Path, command: tuple[str, ...]) -> int | None:
+    """Return a pidfd of the running node that ``command`` started for ``home``; ``None`` where there is none.
+
+    It leads a session, and its arguments end with the command's; an interpreter may stand before them.
+    """
+    for pid in processes_of(home):
+        with _pidfd(pid) as handle:
+            # Asked behind the handle, so that it is this process.
+            if handle is not None and _belongs_to(pid, home) and _leads_session(pid) and _runs(pid, command):
+                return os.dup(handle)
+    return None
+
+
+def pid_of(handle: int) -> int | None:
+    """Return the id of the process behind a pidfd; ``None`` once somebody has collected its end."""
+    words = Path(f"/proc/self/fdinfo/{handle}").read_text().split()
+    pid = int(words[words.index("Pid:") + 1])
+    return pid if pid > 0 else None
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def _runs(pid: int, command: tuple[str, ...]) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return False
+    wanted = [os.fsencode(word) for word in command]
+    # A script's own path takes the place of the name under which it was found.
+    return words[-len(wanted) :] == wanted or (len(wanted) > 1 and words[1 - len(wanted) :] == wanted[1:])
 
 
 def _belongs_to(pid: int, home: Path) -> bool:

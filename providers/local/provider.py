@@ -121,6 +121,8 @@ class LocalProvider(ComputeProvider):
         """One at a time: an address is taken once the instance's directory is there."""
         self._children: set[int] = set()
         """Supervisors that this process started and must collect when they end."""
+        self._adopting: dict[Path, int] = {}
+        """The last of those for each instance whose own supervisor was killed."""
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, object], *, deployment: str, environ: Mapping[str, str]) -> Self:
@@ -229,11 +231,15 @@ class LocalProvider(ComputeProvider):
         record = self._mine(home)
         if record is None:
             return None
+        phase = _phase(home)
+        if phase is Phase.LOST and home.is_orphaned:
+            self._look_after(home)
+            phase = Phase.RUNNING
         return Instance(
             id=record.id,
             name=record.name,
             labels=record.labels,
-            phase=_phase(home),
+            phase=phase,
             type=record.type,
             location=record.location,
             created_at=datetime.fromisoformat(record.created_at),
@@ -280,8 +286,14 @@ class LocalProvider(ComputeProvider):
             self._spawn(home)
         return replace(instance, phase=instance.phase if adopted else Phase.BOOTING, adopted=adopted)
 
-    def _spawn(self, home: Home) -> None:
-        """Start a supervisor in a session of its own, so that no signal to the caller's group reaches it."""
+    def _look_after(self, home: Home) -> None:
+        """Start another supervisor for an instance that goes on although its own was killed, one at a time."""
+        starting = self._adopting.get(home.path)
+        if starting is None or reap(starting):
+            self._adopting[home.path] = self._spawn(home)
+
+    def _spawn(self, home: Home) -> int:
+        """Start a supervisor, in a session that no signal to the caller's group reaches, and return its id."""
         log = os.open(home.path / "vm.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
         try:
@@ -296,6 +308,7 @@ class LocalProvider(ComputeProvider):
             os.close(null)
             os.close(log)
         self._children.add(pid)
+        return pid
 
     def _sweep_debris(self) -> None:
         with contextlib.suppress(FileNotFoundError):

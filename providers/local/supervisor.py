@@ -1,6 +1,7 @@
 """A VM with systemd, played by one process: ``python -m providers.local.supervisor DIR``.
 
-It starts the node command, restarts it when it dies, keeps its output in a bounded log, and ends it on SIGTERM.
+It starts the node command, restarts it when it dies, keeps its output in a bounded log, and ends it on SIGTERM.  A node
+that a killed supervisor has left is looked after as if it were its own.
 When the instance is to be deleted it also ends whatever the node left, runs the cleanup command and removes the
 directory.  It lives in a session of its own and outlives whoever started it.
 """
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from providers.local.home import MARKER, Home, InstanceRecord, hold_lock, kill_processes_of
+from providers.local.home import MARKER, Home, InstanceRecord, hold_lock, kill_processes_of, node_of, pid_of
 from providers.local.network import Network, NetworkError
 
 LOG_BYTES: Final = 8 * 2**20
@@ -132,6 +133,12 @@ class Supervisor:
         except NetworkError as error:
             self._log.say(f"no network: {error}")
             return
+        if (orphan := node_of(self._home.path, self._record.node_command)) is not None:
+            try:
+                await self._adopt(orphan)
+            finally:
+                os.close(orphan)
+            return
         with copy_output_to(self._log) as output:
             try:
                 node = await self._start(command, output, environment)
@@ -148,6 +155,39 @@ class Supervisor:
                 await self._end(node, ending)
             stopping.cancel()
         self._log.say(f"process {node.pid} ended with {node.returncode}")
+
+    async def _adopt(self, node: int) -> None:
+        """Look after the node of a supervisor that was killed until it ends.
+
+        Args:
+            node: its pidfd.
+        """
+        pid = pid_of(node)
+        if pid is None:
+            return
+        self._log.say(f"adopted process {pid} of a killed supervisor; its output is kept again when it is started anew")
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(node, ended.set)
+        try:
+            ending = asyncio.create_task(ended.wait())
+            stopping = asyncio.create_task(self._stop.wait())
+            await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not ending.done():
+                await self._end_adopted(node, pid, ending)
+        finally:
+            loop.remove_reader(node)
+        self._log.say(f"process {pid} ended")
+
+    async def _end_adopted(self, node: int, pid: int, ending: asyncio.Task[bool]) -> None:
+        """Send SIGTERM to an adopted node, and SIGKILL when it does not end in time."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(node, signal.SIGTERM)
+            await asyncio.wait({ending}, timeout=self._record.stop_seconds)
+            if not ending.done():
+                self._log.say(f"process {pid} did not end in {self._record.stop_seconds:.0f} s; killing it")
+                signal.pidfd_send_signal(node, signal.SIGKILL)
+        await ending
 
     def _inside(self, command: tuple[str, ...]) -> tuple[str, ...]:
         """Return ``command`` inside the instance's own network, which is made where it is missing."""

@@ -150,18 +150,51 @@ def test_an_instance_whose_creator_died_before_its_start_is_started_by_the_next_
     eventually(lambda: bench.phase() is Phase.RUNNING)
 
 
-def test_a_killed_supervisor_is_a_lost_instance(bench: Bench) -> None:
-    home = bench.create()
-    running(bench, home)
+def kill_supervisor(home: Home) -> None:
     assert signal_lock_holder(home.lock, signal.SIGKILL)
+    eventually(lambda: not home.alive)
+
+
+def test_the_node_of_a_killed_supervisor_goes_on_under_the_next(bench: Bench) -> None:
+    home = bench.create()
+    nodes = running(bench, home)
+    kill_supervisor(home)
+
+    assert [instance.phase for instance in bench.provider.list().instances] == [Phase.RUNNING]
+
+    eventually(lambda: home.alive)
+    eventually(lambda: f"adopted process {nodes[0]}" in bench.log())
+    assert marked(home) == nodes
+    os.kill(nodes[0], signal.SIGKILL)
+    eventually(lambda: marked(home) not in ([], nodes))
+    assert bench.phase() is Phase.RUNNING
+
+
+def test_an_adopted_node_ends_with_its_instance(bench: Bench) -> None:
+    home = bench.create(node_command=STUBBORN, stop_seconds=0.2)
+    eventually(lambda: bench.log().endswith("deaf\n"))
+    kill_supervisor(home)
+    eventually(lambda: bench.phase() is Phase.RUNNING and "adopted process" in bench.log())
+
+    bench.provider.delete(Ref(name="d-cpu-a"))
+
+    eventually(lambda: bench.phase() is Phase.GONE)
+    assert marked(home) == []
+
+
+def test_an_instance_of_which_nothing_runs_is_lost(bench: Bench) -> None:
+    home = bench.create()
+    (node,) = running(bench, home)
+    kill_supervisor(home)
+    os.kill(node, signal.SIGKILL)
     eventually(lambda: bench.phase() is Phase.LOST)
+    assert not home.alive
 
 
 def test_delete_ends_the_node_of_a_killed_supervisor(bench: Bench) -> None:
     home = bench.create()
     (node,) = running(bench, home)
-    signal_lock_holder(home.lock, signal.SIGKILL)
-    eventually(lambda: bench.phase() is Phase.LOST)
+    kill_supervisor(home)
     assert Path(f"/proc/{node}").exists()
     assert bench.provider.delete(Ref(name="d-cpu-a")) is Deleted.ACCEPTED
     eventually(lambda: bench.phase() is Phase.GONE)
