@@ -130,7 +130,9 @@ class NodeAgent:
         self._firewall.start()
         self.sandboxes.adopt()
         self.meters.read_all(self.sandboxes.sandboxes())
-        self._machine.measure(self.sandboxes.held_disk_mb())
+        budget = startup.image_budget(self._settings)
+        self._machine.measure(self.sandboxes.held_disk_mb(), budget.used_mb())
+        budget.limit_mb = self._machine.images_mb
 
     def close(self) -> None:
         """End the agent's threads.  Sandboxes go on, unless `NodeSettings.cleanup_on_exit` says otherwise."""

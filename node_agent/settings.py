@@ -58,7 +58,11 @@ class NodeSettings(DaemonSettings):
     reserve_memory_mb: int = Field(default=512, ge=0)
     """MiB kept for the agent, the engines and the kernel."""
     reserve_disk_mb: int = Field(default=2048, ge=0)
-    """MiB kept free for images, spools and logs."""
+    """MiB kept free for spools and logs."""
+    images_mb: int | None = Field(default=None, ge=1)
+    """MiB kept for images: unpacked ones, and what this node's pulls brought into the engine; ``None`` is a quarter of
+    what is free below ``root`` at start.  Where one more does not fit, those go that were not used for the longest time
+    and that no sandbox is made from.  Images that an operator loaded are not counted and stay."""
     least_disk_mb: int = Field(default=512, ge=0)
     """MiB below ``root`` that new sandboxes leave free; with less it takes none until twice as much is free.  What
     runs is not concerned: the disk of each sandbox is set aside when it is created."""

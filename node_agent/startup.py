@@ -8,6 +8,7 @@ import fcntl
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host.ballast import Ballast
 from node_agent.host.conntrack import connection_share
 from node_agent.host.firewall import FirewallRules
+from node_agent.host.image_budget import ImageBudget
 from node_agent.host.machine import most_sandboxes
 from node_agent.runtime.base import RuntimeFacts, SandboxRuntime
 from node_agent.settings import NodeSettings
@@ -122,10 +124,26 @@ def _addresses_of(url: str) -> frozenset[IpAddress]:
     return frozenset(ip_address(str(address).partition("%")[0]) for address in found)
 
 
+def image_budget(settings: NodeSettings) -> ImageBudget:
+    """Return what images may take of the disk, one for all engines of a node; its limit is set once it is measured."""
+    return _image_budget(settings.root)
+
+
+@cache
+def _image_budget(root: Path) -> ImageBudget:
+    return ImageBudget(root / "images")
+
+
 def _runsc(settings: NodeSettings) -> SandboxRuntime:
     from node_agent.runtime.runsc.runtime import RunscRuntime
 
-    return RunscRuntime(settings.root, tag=settings.tag, base_url=settings.docker_url, rules=firewall_rules(settings))
+    return RunscRuntime(
+        settings.root,
+        tag=settings.tag,
+        base_url=settings.docker_url,
+        rules=firewall_rules(settings),
+        budget=image_budget(settings),
+    )
 
 
 def _docker(settings: NodeSettings) -> SandboxRuntime:
@@ -137,6 +155,7 @@ def _docker(settings: NodeSettings) -> SandboxRuntime:
         base_url=settings.docker_url,
         rules=firewall_rules(settings),
         allow_runc_without_user_namespaces=settings.allow_runc_without_user_namespaces,
+        budget=image_budget(settings),
     )
 
 

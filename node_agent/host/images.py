@@ -1,6 +1,7 @@
 """Images of the local Docker engine: from a reference to an id, with a pull where one is needed."""
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -16,12 +17,16 @@ from docker.errors import APIError, DockerException, ImageNotFound
 
 from gateway.wire.closed_ranges import DEFAULT_POLICY, AddressPolicy, IpAddress
 from gateway.wire.errors import ErrorCode
+from gateway.wire.limits import MIB
 from gateway.wire.references import DEFAULT_REGISTRY, ImageId, ImageReference, host_of, parse_image
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.engine_errors import EngineFault, explanation, fault_in, refusal
 from node_agent.host.firewall import PullFirewall
+from node_agent.host.image_budget import ImageBudget, Kind
 from node_agent.host.process import CommandError
+
+log = logging.getLogger(__name__)
 
 PULL_TIMEOUT: Final = 1800.0  # seconds for one image; the engine itself has no bound
 LOAD_IT: Final = "load it into the node's Docker engine, see docs/operations.md"
@@ -51,6 +56,7 @@ class EngineImage:
         id: ``sha256:…`` of its configuration: what decides which bytes a sandbox sees.
         digest: the registry's digest where it came from one, else the id.
         env, entrypoint, command, user, working_dir: the image's own configuration.
+        size_mb: MiB of all its layers, unpacked.
     """
 
     id: str
@@ -60,6 +66,7 @@ class EngineImage:
     command: tuple[str, ...]
     user: str
     working_dir: str
+    size_mb: int = 0
 
 
 class Images:
@@ -70,6 +77,7 @@ class Images:
         addresses: where registries may be.
         firewall: closes the engine's own connections while it pulls; ``None`` leaves them open.
         resolve: returns all addresses of a host, as `addresses_of` does.
+        budget: what images may take of the disk; ``None`` for no bound.
     """
 
     def __init__(
@@ -78,7 +86,9 @@ class Images:
         addresses: AddressPolicy = DEFAULT_POLICY,
         firewall: PullFirewall | None = None,
         resolve: Callable[[str], frozenset[IpAddress]] = addresses_of,
+        budget: ImageBudget | None = None,
     ) -> None:
+        self._budget = budget
         self._make_client = client
         self._addresses = addresses
         self._firewall = firewall
@@ -113,15 +123,11 @@ class Images:
         except ValueError as error:
             raise _failure(text, str(error)) from error
         image = self._inspect(wanted)
-        if image is not None:
-            return image
-        with self._pull_lock(wanted):
-            image = self._inspect(wanted)  # another thread may have pulled it meanwhile
-            if image is None:
-                self._pull(wanted)
-                image = self._inspect(wanted)
         if image is None:
-            raise _failure(wanted, "the engine pulled it and does not have it; check the engine's platform")
+            with self._pull_lock(wanted):
+                image = self._inspect(wanted) or self._pulled(wanted)  # another thread may have pulled it meanwhile
+        if self._budget is not None:
+            self._budget.touch(Kind.PULLED, image.id)
         return image
 
     def local(self) -> list[str]:
@@ -188,6 +194,41 @@ class Images:
         _check_platform(wanted, answer)
         return _image(wanted, answer)
 
+    def discard(self, image_id: str) -> bool:
+        """Remove an image from the engine unless a container or another name needs it; return whether it is gone."""
+        try:
+            self.client.remove_image(image_id)
+        except ImageNotFound:
+            return True
+        except _ENGINE_ERRORS as error:
+            log.info("image %s stays: %s", image_id, explanation(error))
+            return False
+        return True
+
+    def _pulled(self, wanted: ImageReference | ImageId) -> EngineImage:
+        """Pull an image, and let it count.
+
+        Raises:
+            RuntimeFailure: as `resolve`; ``NODE_REFUSED`` while the images in use leave it no room.
+        """
+        if self._budget is not None:
+            self._budget.make_room(str(wanted), 0)
+        self._pull(wanted)
+        image = self._inspect(wanted)
+        if image is None:
+            raise _failure(wanted, "the engine pulled it and does not have it; check the engine's platform")
+        if self._budget is not None:
+            try:
+                # What it takes is known only now; its layers were bounded while they came.
+                self._budget.make_room(str(wanted), image.size_mb)
+                self._budget.add(Kind.PULLED, image.id, image.size_mb)
+            except (RuntimeFailure, OSError) as error:
+                self.discard(image.id)
+                if isinstance(error, RuntimeFailure):
+                    raise
+                raise _failure(wanted, _not_pulled(str(error))) from error
+        return image
+
     def _pull(self, reference: ImageReference | ImageId) -> None:
         if isinstance(reference, ImageId):
             raise _failure(reference, f"the engine has no image of this id, and none is pulled by its id; {LOAD_IT}")
@@ -195,14 +236,24 @@ class Images:
         self._close_ranges(reference)
         tag = reference.digest or reference.tag
         deadline = time.monotonic() + PULL_TIMEOUT
+        layers: dict[str, int] = {}
         try:
             for line in self.client.pull(reference.name, tag=tag, stream=True, decode=True):
                 if "error" in line:
                     raise _said(reference, _not_pulled(line["error"]), line["error"])
+                if total := (line.get("progressDetail") or {}).get("total"):
+                    layers[str(line.get("id"))] = int(total)
+                    self._check_layers(reference, sum(layers.values()))
                 if time.monotonic() > deadline:
                     raise _failure(reference, f"the pull took longer than {PULL_TIMEOUT:.0f} s")
         except _ENGINE_ERRORS as error:
             raise _refused(reference, _not_pulled(explanation(error)), error) from error
+
+    def _check_layers(self, reference: ImageReference, size: int) -> None:
+        """Break a pull off whose layers alone, packed as they are, take more than all images may."""
+        limit = None if self._budget is None else self._budget.limit_mb
+        if limit is not None and size > limit * MIB:
+            raise _failure(reference, f"it takes more than the {limit} MiB that this node keeps for images (images_mb)")
 
     def _check_registry(self, reference: ImageReference) -> None:
         """Refuse a registry that is where nothing a client asks for may lead, e.g. on this machine or beside it.
@@ -290,6 +341,7 @@ def _image(reference: ImageReference | ImageId, answer: dict[str, Any]) -> Engin
         command=_words(config.get("Cmd")),
         user=config.get("User") or "",
         working_dir=config.get("WorkingDir") or "",
+        size_mb=-(-int(answer.get("Size") or 0) // MIB),
     )
 
 

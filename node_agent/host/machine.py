@@ -14,6 +14,9 @@ from node_agent.settings import NodeSettings
 
 log = logging.getLogger(__name__)
 
+_IMAGES_SHARE: Final = 4
+"""Images get this part of the disk, unless the settings say otherwise."""
+
 
 @dataclass(frozen=True)
 class MachineUse:
@@ -59,16 +62,22 @@ class HostMachine:
         self._proc = proc
         self._gpus = gpus
         self._disk_mb = settings.disk_mb
+        self.images_mb = settings.images_mb
+        """MiB that images may take; ``None`` until it is measured."""
         self._disk_short = False
 
-    def measure(self, held_disk_mb: int) -> None:
+    def measure(self, held_disk_mb: int, image_mb: int = 0) -> None:
         """Fix the disk that the node gives away, so that placement does not see it move.
 
         Args:
             held_disk_mb: what adopted sandboxes have set aside: no longer free, and still theirs.
+            image_mb: what images take, likewise.
         """
+        whole = self.free_disk_mb() + held_disk_mb + image_mb
+        if self.images_mb is None:
+            self.images_mb = whole // _IMAGES_SHARE
         if self._disk_mb is None:
-            self._disk_mb = max(0, self.free_disk_mb() + held_disk_mb - self._settings.reserve_disk_mb)
+            self._disk_mb = max(0, whole - self._settings.reserve_disk_mb - self.images_mb)
 
     def free_disk_mb(self) -> int:
         """Return the MiB that are free below the root now."""

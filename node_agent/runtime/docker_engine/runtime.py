@@ -18,6 +18,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, programs
 from node_agent.host.disk import host_errors
 from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules, PullFirewall
+from node_agent.host.image_budget import ImageBudget, Kind
 from node_agent.host.images import Images
 from node_agent.host.process import CommandError
 from node_agent.host.volume import Volume, Volumes
@@ -64,6 +65,7 @@ class DockerRuntime(SandboxRuntime):
         base_url: of the engine, a unix:// URL.  The engine runs on this machine and sees the same mounts.
         rules: what the firewall of sandboxes with a network lets through; and where registries may be.
         allow_runc_without_user_namespaces: whether to offer runc where root of a container is root of the host.
+        budget: what images may take of the disk; ``None`` for no bound.
     """
 
     name: ClassVar[RuntimeName] = "docker"
@@ -76,13 +78,16 @@ class DockerRuntime(SandboxRuntime):
         base_url: str,
         rules: FirewallRules = DEFAULT_RULES,
         allow_runc_without_user_namespaces: bool = False,
+        budget: ImageBudget | None = None,
     ) -> None:
         own = root / "docker"
         self._tag = tag
         self._tools = own / "tools"
         self._api = Api(base_url)
         firewall = PullFirewall(f"{tag}_docker", base_url, rules.addresses)
-        self._images = Images(lambda: self._api.client, rules.addresses, firewall)
+        self._images = Images(lambda: self._api.client, rules.addresses, firewall, budget=budget)
+        if budget is not None:
+            budget.remove_with(Kind.PULLED, self._images.discard)
         self._records = RecordStore(own / "sandboxes", DockerPart)
         self._containers = Containers(self._api, tag)
         self._networks = DockerNetworks(self._api, tag, container_config.LABEL, rules)

@@ -1,5 +1,7 @@
 """Root file systems of images: unpacked once each, read-only, shared by all sandboxes."""
 
+import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -15,8 +17,11 @@ from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host import devices
 from node_agent.host.disk import out_of_space, says_full
+from node_agent.host.image_budget import ImageBudget, Kind
 from node_agent.host.images import EngineImage, Images
 from node_agent.host.process import CommandError, ended_within, kill_group, run, start
+
+log = logging.getLogger(__name__)
 
 _UNPACK_TIMEOUT: Final = 1800.0
 _PARTIAL: Final = ".partial-"
@@ -30,9 +35,11 @@ class RootFileSystems:
         directory: where they lie.
         images: the engine that they come from.
         owner: marks what an interrupted unpacking leaves in the engine.
+        budget: what images may take of the disk.
     """
 
-    def __init__(self, directory: Path, images: Images, owner: str) -> None:
+    def __init__(self, directory: Path, images: Images, owner: str, budget: ImageBudget) -> None:
+        self._budget = budget
         self._directory = directory
         self._images = images
         self._owner = owner
@@ -45,15 +52,31 @@ class RootFileSystems:
         Raises:
             RuntimeFailure: ``IMAGE_ERROR``, or ``DISK_FULL`` of the host.
         """
-        target = self._directory / image.id.removeprefix("sha256:")
-        if target.is_dir():
-            return target
-        with self._lock:
-            lock = self._locks.setdefault(image.id, threading.Lock())
-        with lock:
-            if not target.is_dir():
-                self._unpack(image, target)
+        target = self._target(image.id)
+        if not target.is_dir():
+            with self._lock_of(image.id):
+                if not target.is_dir():
+                    self._unpack_within(image, target)
+        self._budget.touch(Kind.UNPACKED, image.id)
         return target
+
+    def remove(self, image_id: str) -> bool:
+        """Remove an unpacked root that no sandbox uses; return whether it is gone, which it is not while it is made."""
+        lock = self._lock_of(image_id)
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            # In one step, so that a crash leaves nothing that looks whole.
+            doomed = self._directory / f"{_PARTIAL}{uuid.uuid4().hex}"
+            with contextlib.suppress(FileNotFoundError):
+                self._target(image_id).rename(doomed)
+                shutil.rmtree(doomed)
+        except OSError as error:
+            log.warning("unpacked image %s stays: %s", image_id, error)
+            return False
+        finally:
+            lock.release()
+        return True
 
     def sweep(self) -> list[str]:
         """Remove what an interrupted unpacking left, and return a sentence for each."""
@@ -65,6 +88,25 @@ class RootFileSystems:
             shutil.rmtree(partial)
             gone.append(f"half-unpacked image {partial}")
         return gone
+
+    def _target(self, image_id: str) -> Path:
+        return self._directory / image_id.removeprefix("sha256:")
+
+    def _lock_of(self, image_id: str) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(image_id, threading.Lock())
+
+    def _unpack_within(self, image: EngineImage, target: Path) -> None:
+        """Unpack an image that counts from the begin, so that two at once do not take the same room."""
+        self._budget.make_room(image.id, image.size_mb)
+        try:
+            self._budget.add(Kind.UNPACKED, image.id, image.size_mb)
+            self._unpack(image, target)
+        except (RuntimeFailure, OSError) as error:
+            self._budget.forget(Kind.UNPACKED, image.id)
+            if isinstance(error, RuntimeFailure):
+                raise
+            raise _failure(image, str(error), full=out_of_space(error)) from error
 
     def _unpack(self, image: EngineImage, target: Path) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

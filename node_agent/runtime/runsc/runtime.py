@@ -20,6 +20,7 @@ from node_agent.errors import RuntimeFailure
 from node_agent.host import cgroup, mounts, programs
 from node_agent.host.disk import host_errors
 from node_agent.host.firewall import DEFAULT_RULES, Firewall, FirewallRules, PullFirewall
+from node_agent.host.image_budget import ImageBudget, Kind
 from node_agent.host.images import Images
 from node_agent.host.network import DEFAULT_POOL, DEFAULT_RESOLVERS, Networks
 from node_agent.host.process import CommandError
@@ -71,6 +72,7 @@ class RunscRuntime(SandboxRuntime):
         resolvers: name servers of sandboxes with a network.
         pool: private range for the addresses of sandboxes with a network.
         rules: what the firewall of those lets through; and where registries may be.
+        budget: what images may take of the disk; ``None`` for no bound.
     """
 
     name: ClassVar[RuntimeName] = "runsc"
@@ -84,13 +86,16 @@ class RunscRuntime(SandboxRuntime):
         resolvers: Sequence[str] = DEFAULT_RESOLVERS,
         pool: str = DEFAULT_POOL,
         rules: FirewallRules = DEFAULT_RULES,
+        budget: ImageBudget | None = None,
     ) -> None:
         self._node = RunscPaths(root, tag)
+        budget = budget or ImageBudget(root / "images")
         firewall = PullFirewall(tag, base_url, rules.addresses)
-        self._images = Images(
-            lambda: docker.APIClient(base_url=base_url, timeout=_ENGINE_TIMEOUT), rules.addresses, firewall
-        )
-        self._roots = RootFileSystems(self._node.images, self._images, tag)
+        client = partial(docker.APIClient, base_url=base_url, timeout=_ENGINE_TIMEOUT)
+        self._images = Images(client, rules.addresses, firewall, budget=budget)
+        self._roots = RootFileSystems(self._node.images, self._images, tag, budget)
+        budget.remove_with(Kind.PULLED, self._images.discard)
+        budget.remove_with(Kind.UNPACKED, self._remove_root)
         self._networks = Networks(tag, pool, rules)
         self._fd_store = FdStore(tag)
         self._records = RecordStore(self._node.sandboxes, RunscPart)
@@ -138,6 +143,13 @@ class RunscRuntime(SandboxRuntime):
 
     def busybox(self, sandbox_id: str) -> str:
         return programs.BUSYBOX_INSIDE
+
+    def _remove_root(self, image_id: str) -> bool:
+        """Remove an unpacked image unless a sandbox is made from it; return whether it is gone."""
+        records = map(self._records.remains, self._records.ids())  # also those whose delete has only begun
+        if any(record is not None and record.part.image_id == image_id for record in records):
+            return False
+        return self._roots.remove(image_id)
 
     # -- incarnations ----------------------------------------------------------------------------------------------
 

@@ -22,7 +22,8 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import DeathReason, SandboxState
 from node_agent.errors import RuntimeFailure
-from node_agent.runtime.base import SandboxRuntime
+from node_agent.host.image_budget import ImageBudget
+from node_agent.runtime.base import EngineState, SandboxRuntime
 from node_agent.runtime.docker_engine.runtime import DockerRuntime
 from node_agent.runtime.runsc.runtime import RunscRuntime
 from node_agent.sandboxes.disk_guard import DiskGuard
@@ -246,3 +247,44 @@ def test_a_sandbox_ends_that_lost_a_write(either: SmallNode) -> None:
         assert death is not None
         assert death.reason is DeathReason.DISK_FULL
         assert manager.find(whole.id, None).state is SandboxState.RUNNING
+
+
+def test_what_was_written_outlives_full_disks_and_agents(either: SmallNode) -> None:
+    lab = either.lab
+    with lab.sandbox(disk_mb=16) as box:
+        digests = []
+        for number in range(3):
+            victim = lab.create(disk_mb=16)
+            with either.full():
+                data = secrets.token_bytes(3 * MIB)
+                if box.run("sh", "-c", f"cat >/workspace/{number} && sync", stdin=data).code == 0:
+                    digests.append((number, hashlib.sha256(data).hexdigest()))
+                again = lab.reopen()
+                assert {found.state for found in again.found()} == {EngineState.RUNNING}
+                again.sweep()
+                again.delete(victim.id)
+                again.close()
+            for path in lab.root.rglob("volume.ext4"):
+                forget_pages(path)
+        assert [(n, box.text(f"sha256sum </workspace/{n}").split()[0]) for n, _ in digests] == digests
+        assert len(digests) == 3
+
+
+def test_unpacked_images_make_room_unless_a_sandbox_uses_them(docker_daemon: Daemon, test_images: TestImages) -> None:
+    with _node("runsc", docker_daemon, test_images) as node:
+        budget = ImageBudget(node.lab.root / "images", recent=0)
+        runtime = RunscRuntime(node.lab.root, tag=node.lab.tag, base_url=docker_daemon.url, budget=budget)
+        runtime.probe()
+        lab = Lab(runtime, node.lab.reopen, node.lab.root, node.lab.tag, test_images, node.lab.fields)
+        with lab.sandbox() as box:
+            budget.limit_mb = budget.used_mb()
+            with pytest.raises(RuntimeFailure) as caught:
+                lab.create(image=test_images.bare, command=[])
+            assert caught.value.code is ErrorCode.NODE_REFUSED
+            assert box.text("cat /data/readme") == "from the image"
+        with lab.sandbox(image=test_images.bare, command=[]):
+            assert len(budget.stored()) == 1
+            assert len(list((lab.root / "runsc" / "images").iterdir())) == 1
+        with lab.sandbox() as box:
+            assert box.text("cat /data/readme") == "from the image"
+        runtime.close()

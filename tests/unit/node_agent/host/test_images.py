@@ -23,6 +23,7 @@ from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.states import DeathReason
 from node_agent.errors import RuntimeFailure
 from node_agent.host.firewall import PullFirewall
+from node_agent.host.image_budget import ImageBudget, Kind
 from node_agent.host.images import EngineImage, Images, addresses_of, architecture
 
 ID = "sha256:" + "a" * 64
@@ -46,6 +47,9 @@ class Engine:
         self.inspected: set[str] = set()
         self.tags: list[str] | None = None
         self.platform: dict[str, str] = {}
+        self.size_mb = 0
+        self.layer_mb = 0
+        self.removed: list[str] = []
 
     def inspect_image(self, reference: str) -> dict[str, Any]:
         self.inspected.add(reference)
@@ -55,14 +59,27 @@ class Engine:
         digests = ["other/name@sha256:" + "c" * 64, f"r.example:5000/app@{DIGEST}"]
         tags = [reference] if self.tags is None else self.tags
         found = reference if reference.startswith("sha256:") else ID
-        return {"Id": found, "RepoTags": tags, "RepoDigests": digests, "Config": config, **self.platform}
+        return {
+            "Id": found,
+            "RepoTags": tags,
+            "RepoDigests": digests,
+            "Config": config,
+            "Size": self.size_mb << 20,
+            **self.platform,
+        }
 
-    def pull(self, repository: str, *, tag: str, stream: bool, decode: bool) -> Iterator[dict[str, str]]:
+    def remove_image(self, image_id: str) -> None:
+        self.removed.append(image_id)
+        self.local = False
+
+    def pull(self, repository: str, *, tag: str, stream: bool, decode: bool) -> Iterator[dict[str, Any]]:
         self.pulled.append((repository, tag))
         if not self.pulls:
             raise NotFound("not found", explanation="manifest unknown")
         if self.error is not None:
             yield {"error": self.error}
+        if self.layer_mb:
+            yield {"status": "Downloading", "id": "1", "progressDetail": {"current": 1, "total": self.layer_mb << 20}}
         self.local = True
         yield {"status": "done"}
 
@@ -281,3 +298,40 @@ def test_an_unreachable_engine_is_busy_and_not_an_image_error(
     with pytest.raises(RuntimeFailure) as caught:
         images(engine).resolve("busybox")
     assert (caught.value.code, caught.value.reason) == (code, reason)
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+def budgeted(engine: Engine, budget: ImageBudget) -> Images:
+    return Images(lambda: engine, resolve=lambda _: PUBLIC, budget=budget)  # type: ignore[arg-type, return-value]
+
+
+def test_what_was_pulled_counts_and_what_was_there_does_not(tmp_path: Path) -> None:
+    budget = ImageBudget(tmp_path / "images", 100)
+    there = Engine(local=True)
+    there.size_mb = 40
+    budgeted(there, budget).resolve("r.example:5000/app:1")
+    assert budget.stored() == []
+
+    engine = Engine(local=False)
+    engine.size_mb = 40
+    budgeted(engine, budget).resolve("r.example:5000/app:1")
+    assert [(one.kind, one.image_id, one.size_mb) for one in budget.stored()] == [(Kind.PULLED, ID, 40)]
+
+
+def test_an_image_that_turns_out_too_large_goes_again(tmp_path: Path) -> None:
+    budget = ImageBudget(tmp_path / "images", 100)
+    engine = Engine(local=False)
+    engine.size_mb = 101
+    with pytest.raises(RuntimeFailure) as caught:
+        budgeted(engine, budget).resolve("r.example:5000/app:1")
+    assert (caught.value.code, engine.removed, budget.stored()) == (ErrorCode.IMAGE_ERROR, [ID], [])
+
+
+def test_a_pull_breaks_off_once_its_layers_are_too_large(tmp_path: Path) -> None:
+    engine = Engine(local=False)
+    engine.layer_mb = 101
+    with pytest.raises(RuntimeFailure) as caught:
+        budgeted(engine, ImageBudget(tmp_path / "images", 100)).resolve("r.example:5000/app:1")
+    assert (caught.value.code, engine.local) == (ErrorCode.IMAGE_ERROR, False)

@@ -30,10 +30,22 @@ def test_slots_are_bounded_by_the_cores(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_disk_that_adopted_sandboxes_hold_is_given_away_too(tmp_path: Path) -> None:
-    empty = machine(tmp_path / "a", reserve_disk_mb=0)
-    full = machine(tmp_path / "b", reserve_disk_mb=0)
+    empty = machine(tmp_path / "a", reserve_disk_mb=0, images_mb=1)
+    full = machine(tmp_path / "b", reserve_disk_mb=0, images_mb=1)
     full.measure(1_000_000)
     assert full.total().disk_mb - empty.total().disk_mb > 900_000
+
+
+def test_what_images_may_take_is_not_given_away(tmp_path: Path) -> None:
+    here = machine(tmp_path / "a", reserve_disk_mb=0)
+    here.measure(1_000_000, 3_000_000)
+    assert here.images_mb is not None
+    assert here.images_mb > 1_000_000
+    assert here.total().disk_mb == pytest.approx(3 * here.images_mb, abs=4)
+    there = machine(tmp_path / "b", reserve_disk_mb=0, images_mb=1_000_000)
+    there.measure(3_000_000)
+    assert there.images_mb == 1_000_000
+    assert there.total().disk_mb == pytest.approx(2_000_000 + there.free_disk_mb(), abs=1000)
 
 
 def test_a_sandbox_gets_no_disk_that_is_not_there_now(tmp_path: Path) -> None:
