@@ -6,6 +6,7 @@ instance.json   who it is and what it runs; never changes
 vm.lock         held by its supervisor as long as that lives
 running         there once its node command was started for the first time
 deleting        there once a delete was asked for
+failure         why its node command, or its removal, failed last; not there while the command runs
 vm.log          output of the supervisor and the node command; bounded
 node/           the node agent's own root
 
@@ -41,7 +42,8 @@ RECORD: Final = "instance.json"
 TEMPORARY: Final = ".tmp-"
 DOOMED: Final = ".gone-"
 # Removed last, so that a removal that was cut short is seen as one and done again.
-_KEPT: Final = frozenset({RECORD, "vm.lock", "deleting", "vm.log"})
+FAILURE: Final = "failure"
+_KEPT: Final = frozenset({RECORD, "vm.lock", "deleting", "vm.log", FAILURE})
 MARKER: Final = "SANDBOX_FLEET_INSTANCE"
 """Environment variable of an instance's processes that holds its directory."""
 # struct flock of Linux on 64-bit machines: type, whence, start, length, pid.
@@ -171,6 +173,30 @@ class Home:
         """Make one of the two marker files, durably."""
         _write(self.path / name, "", 0o600)
         _sync(self.path)
+
+    @property
+    def log(self) -> Path:
+        """Output of its supervisor and its node command."""
+        return self.path / "vm.log"
+
+    @property
+    def failure(self) -> str | None:
+        """Why its node command, or its removal, failed last; ``None`` while the command runs, or before."""
+        try:
+            return (self.path / FAILURE).read_text()
+        except FileNotFoundError:
+            return None
+
+    def note_failure(self, sentence: str | None) -> None:
+        """Write down a failure for whoever waits for the node, or with ``None`` that it is over."""
+        # On a full disk the log, of which it is a part, cannot be written either.
+        with contextlib.suppress(OSError):
+            if sentence is None:
+                (self.path / FAILURE).unlink(missing_ok=True)
+            else:
+                draft = self.path / f".{FAILURE}"
+                draft.write_text(sentence)
+                draft.replace(self.path / FAILURE)
 
     def mounts(self) -> list[str]:
         """Return the mount points below the directory.

@@ -294,7 +294,7 @@ class LocalProvider(ComputeProvider):
 
     def _spawn(self, home: Home) -> int:
         """Start a supervisor, in a session that no signal to the caller's group reaches, and return its id."""
-        log = os.open(home.path / "vm.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(home.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         null = os.open(os.devnull, os.O_RDWR)
         try:
             pid = os.posix_spawn(

@@ -28,6 +28,7 @@ GOOD_RUN: Final = 60.0  # seconds after which a death counts as the first again
 CLEANUP_ATTEMPTS: Final = 3
 _CHUNK: Final = 64 * 1024
 _PIPE_CHUNKS: Final = 16
+_TAIL: Final = 4096  # bytes in which the last line of a child is looked for
 
 
 class BoundedLog:
@@ -36,6 +37,7 @@ class BoundedLog:
     def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
         self._path = path
         self._limit = limit
+        self._tail = b""
 
     def write(self, data: bytes) -> None:
         """Append data."""
@@ -45,6 +47,16 @@ class BoundedLog:
             full = file.tell() > self._limit
         if full:
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+
+    def copy(self, data: bytes) -> None:
+        """Append what a child wrote."""
+        self._tail = (self._tail + data)[-_TAIL:]
+        self.write(data)
+
+    def last_line(self) -> str:
+        """Return the last line that children wrote since the last call; empty when they wrote nothing."""
+        lines, self._tail = self._tail.decode(errors="replace").split("\n"), b""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def say(self, message: str) -> None:
         """Append a line of the supervisor's own."""
@@ -65,7 +77,7 @@ def copy_output_to(log: BoundedLog) -> Iterator[int]:
     def copy() -> bool:
         with contextlib.suppress(BlockingIOError):
             if data := os.read(reading, _CHUNK):
-                log.write(data)
+                log.copy(data)
                 return True
             loop.remove_reader(reading)
         return False
@@ -96,7 +108,7 @@ class Supervisor:
     def __init__(self, home: Home, record: InstanceRecord) -> None:
         self._home = home
         self._record = record
-        self._log = BoundedLog(home.path / "vm.log")
+        self._log = BoundedLog(home.log)
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
@@ -131,7 +143,7 @@ class Supervisor:
         try:
             command = self._inside(command)
         except NetworkError as error:
-            self._log.say(f"no network: {error}")
+            self._fail(f"no network: {error}")
             return
         if (orphan := node_of(self._home.path, self._record.node_command)) is not None:
             try:
@@ -143,9 +155,10 @@ class Supervisor:
             try:
                 node = await self._start(command, output, environment)
             except OSError as error:
-                self._log.say(f"cannot start {command[0]}: {error}")
+                self._fail(f"cannot start {command[0]}: {error}")
                 return
             self._log.say(f"started process {node.pid}: {' '.join(command)}")
+            self._home.note_failure(None)
             if not self._home.has_run:
                 self._home.mark("running")
             ending = asyncio.create_task(node.wait())
@@ -155,6 +168,13 @@ class Supervisor:
                 await self._end(node, ending)
             stopping.cancel()
         self._log.say(f"process {node.pid} ended with {node.returncode}")
+        last = self._log.last_line()
+        if not self._stop.is_set():
+            self._home.note_failure(last or f"it ended with {node.returncode} and wrote nothing")
+
+    def _fail(self, sentence: str) -> None:
+        self._log.say(sentence)
+        self._home.note_failure(sentence)
 
     async def _adopt(self, node: int) -> None:
         """Look after the node of a supervisor that was killed until it ends.
@@ -230,7 +250,7 @@ class Supervisor:
                 self._home.remove()
                 return 0
             except (OSError, RuntimeError, NetworkError) as error:
-                self._log.say(f"removal failed ({attempt} of {CLEANUP_ATTEMPTS}): {error}")
+                self._fail(f"removal failed ({attempt} of {CLEANUP_ATTEMPTS}): {error}")
             if attempt < CLEANUP_ATTEMPTS:
                 await asyncio.sleep(backoff)
                 backoff *= 4
@@ -258,7 +278,7 @@ class Supervisor:
                 await process.wait()
                 raise RuntimeError(f"{command[0]} took over {self._record.cleanup_seconds:.0f} s") from None
         if code != 0:
-            raise RuntimeError(f"{' '.join(command)} ended with {code}")
+            raise RuntimeError(self._log.last_line() or f"{' '.join(command)} ended with {code}")
 
 
 def main(arguments: list[str]) -> int:

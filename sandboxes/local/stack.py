@@ -5,9 +5,11 @@ own Docker engine do not: after a SIGKILL they go on, and the next start over th
 """
 
 import contextlib
+import shutil
 import socket
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,7 @@ from gateway.wire.states import NodeState
 from gateway.wire.system import Check, PolicyAnswer, Verdict
 from gateway.wire.tenants import DEFAULT_TENANT
 from gateway.wire.tokens import TokenScope
+from providers.local.home import Home
 from sandboxes.errors import InterruptedStartError
 from sandboxes.local import dockerd
 from sandboxes.local.residue import Marks
@@ -37,10 +40,12 @@ GATEWAY_BACK_SECONDS: Final = 20.0
 ENGINE_SECONDS: Final = 60.0
 NODE_SECONDS: Final = 180.0
 ENGINE_STOP_SECONDS: Final = 30.0
-RELEASE_SECONDS: Final = 180.0
+DELETE_SECONDS: Final = 30.0  # what the node has not deleted by then goes with it
+RELEASE_SECONDS: Final = 60.0
+RELEASE_GRACE: Final = 20.0
 STEP: Final = 0.2  # between two polls whether a node is ready: the API has no event for it
 LOOK_EVERY: Final = 2.0  # between two looks at what the gateway says of its policy file, where it has one
-REPORT_EVERY: Final = 25  # steps between two lines while nothing happens
+REPORT_SECONDS: Final = 30.0  # between two lines while nothing happens
 DELETERS: Final = 8
 
 Say = Callable[[str], None]
@@ -230,24 +235,45 @@ class Stack:
         """Wait for the first ready node and return it.
 
         Raises:
-            click.ClickException: none came in time.
+            click.ClickException: none came in time, or what was to bring it died; the sentence says why.
             InterruptedStartError: a signal asked for the end meanwhile.
         """
         self._say("waiting for the first node")
         client = self.service.operator()
-        seen = ""
-        for step in range(int(NODE_SECONDS / STEP)):
+        seen, started = "", time.monotonic()
+        said_at = started
+        while (waited := time.monotonic() - started) < NODE_SECONDS:
+            self._refuse_failed_node()
             with contextlib.suppress(GatewayError, GatewayUnreachableError):
                 nodes = client.nodes()
                 if ready := [node for node in nodes if node.state is NodeState.READY]:
                     return ready[0]
                 now = ", ".join(f"{node.id} is {node.state}" for node in nodes) or "none has registered yet"
-                if now != seen or step % REPORT_EVERY == REPORT_EVERY - 1:
-                    seen = now
-                    self._say(f"nodes: {now}")
-            if self._supervisor.wait(STEP) is not None:
+                if now != seen or time.monotonic() - said_at >= REPORT_SECONDS:
+                    seen, said_at = now, time.monotonic()
+                    self._say(f"nodes: {now}, after {waited:.0f} s")
+            if self._supervisor.wait(STEP, restart=False) is not None:
                 raise InterruptedStartError("stopped while starting")
-        raise click.ClickException(f"no node was ready after {NODE_SECONDS:.0f} s; see {self._directory.logs}")
+        logs = [str(self._directory.logs / "autoscaler.log"), *(str(self._kept(home)) for home in self._homes())]
+        raise click.ClickException(f"no node was ready after {NODE_SECONDS:.0f} s ({seen}); see {', '.join(logs)}")
+
+    def _homes(self) -> list[Home]:
+        """Return the instances of the nodes."""
+        return [Home(path) for path in sorted(self._directory.instances.iterdir()) if not path.name.startswith(".")]
+
+    def _refuse_failed_node(self) -> None:
+        """Raise the sentence of a node that has ended, though its instance would start it again and again."""
+        for home in self._homes():
+            if (failure := home.failure) is not None:
+                raise click.ClickException(f"the node cannot start: {failure} (its log: {self._kept(home)})")
+
+    def _kept(self, home: Home) -> Path:
+        """Return a copy of an instance's log, which goes with the instance."""
+        copy = self._directory.logs / f"{home.path.name}.log"
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(home.log, copy)
+            copy.chmod(0o600)
+        return copy
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 
@@ -309,20 +335,33 @@ class Stack:
             if self._gateway_ready():
                 break
             self._supervisor.wait(STEP)
-        client = self.service.operator()
+        token = self.service.operator_token.read_text()
+        client = GatewayClient(self.service.url, token, timeout=(5.0, 15.0), attempts=1)
         ids = [sandbox.id for sandbox in client.sandboxes()]
         if not ids:
             return
         self._say(f"deleting {len(ids)} sandbox{'es' if len(ids) > 1 else ''}")
-        with ThreadPoolExecutor(DELETERS) as pool:
-            list(pool.map(client.delete_sandbox, ids))
+        pool = ThreadPoolExecutor(DELETERS)
+        done, late = wait([pool.submit(client.delete_sandbox, each) for each in ids], DELETE_SECONDS)
+        pool.shutdown(wait=False, cancel_futures=True)
+        failed = [each for each in done if not each.cancelled() and each.exception() is not None]
+        if late or failed:
+            self._say(f"{len(late) + len(failed)} of them were not deleted in time; they go with the node")
 
     def _end_nodes(self) -> None:
         config = self._directory.root / "autoscaler.toml"
         self._supervisor.stop("autoscaler")
         if config.exists() and any(self._directory.instances.iterdir()):
             self._say("ending the node")
-            run_command("autoscaler", "release", "--config", str(config), within=RELEASE_SECONDS)
+            words = ("autoscaler", "release", "--config", str(config), "--within", str(RELEASE_SECONDS))
+            try:
+                run_command(*words, within=RELEASE_SECONDS + RELEASE_GRACE)
+            except click.ClickException as error:
+                failures = [f"{home.failure} (its log: {home.log})" for home in self._homes() if home.failure]
+                retry = f"sandboxes {' '.join(words[:4])}"
+                raise click.ClickException(
+                    f"the node is still there: {'; '.join(failures) or error.message}; to try again: {retry}"
+                ) from error
 
     def _end_engine(self) -> None:
         """End an engine that was taken over; one that this process started is among its children."""

@@ -32,6 +32,7 @@ PROBE_FIRST: Final = 0.05
 PROBE_LONGEST: Final = 0.5
 LOG_BYTES: Final = 16 * 1024 * 1024  # of one child's log; the part before is kept once, as NAME.log.1
 TAIL_LINES: Final = 5
+ERROR: Final = "error: "  # what `sandboxes` puts before the sentence of a failure
 
 
 def argv_of(*words: str) -> list[str]:
@@ -70,7 +71,7 @@ def run_command(
         raise click.ClickException(f"{name} took over {within:.0f} s and was killed") from error
     if done.returncode != 0 and not may_fail:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it wrote nothing"]
-        reason = last[0].removeprefix("error: ")
+        reason = last[0].removeprefix(ERROR)
         raise click.ClickException(f"{name} failed with exit code {done.returncode}: {reason}")
     return done.stdout
 
@@ -127,6 +128,8 @@ class _Running:
         self.taken_over: int | None = None
         """Process id while it is a process that an earlier supervisor started."""
         self.started = 0.0
+        self.log_start = 0
+        """Bytes that were in its log when it was started."""
         self.failures = 0
         self.due: float | None = None
         """When to start it again; ``None`` while it runs."""
@@ -162,7 +165,8 @@ class ProcessSupervisor:
             within: seconds in which it has to be ready.
 
         Raises:
-            click.ClickException: it died or was not ready in time; it no longer runs.
+            click.ClickException: it or another child died, or it was not ready in time; the sentence ends with the last
+                one of who died.
             InterruptedStartError: a signal asked for the end meanwhile; it still runs.
         """
         running = _Running(child)
@@ -175,11 +179,8 @@ class ProcessSupervisor:
             pause = min(PROBE_LONGEST, pause * 2)
             if isinstance(event, StopRequested):
                 raise InterruptedStartError("stopped while starting")
-            if event is not None and event.name == child.name:
-                del self._children[child.name]
-                raise click.ClickException(f"{child.name} {ended(event.code)} while starting: {tail(child.log)}")
             if event is not None:
-                self._note_death(event)
+                self._refuse_death(event)
             if time.monotonic() >= until:
                 self.stop(child.name)
                 raise click.ClickException(f"{child.name} was not ready after {within:.0f} s; see {child.log}")
@@ -199,8 +200,16 @@ class ProcessSupervisor:
             return
         threading.Thread(target=self._watch_taken_over, args=(child.name, pid, handle), daemon=True).start()
 
-    def wait(self, seconds: float) -> StopRequested | None:
-        """Keep the children alive for at most ``seconds``; return early when a stop is requested."""
+    def wait(self, seconds: float, *, restart: bool = True) -> StopRequested | None:
+        """Keep the children alive for at most ``seconds``; return early when a stop is requested.
+
+        Args:
+            seconds: for how long.
+            restart: start again what dies; otherwise its death is an error.
+
+        Raises:
+            click.ClickException: a child died that is not to be started again.
+        """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._restart_due()
@@ -209,7 +218,9 @@ class ProcessSupervisor:
             event = self._next(max(0.0, min([left, *due])))
             if isinstance(event, StopRequested):
                 return event
-            if event is not None:
+            if event is not None and not restart:
+                self._refuse_death(event)
+            elif event is not None:
                 self._note_death(event)
         return None
 
@@ -249,6 +260,7 @@ class ProcessSupervisor:
     def _spawn(self, running: _Running) -> None:
         child = running.child
         child.log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        running.log_start = child.log.stat().st_size if child.log.exists() else 0
         guard = ["setpriv", "--pdeathsig", "KILL", "--"] if child.dies_with_us else []
         with open_log(child.log) as log:
             try:
@@ -273,15 +285,29 @@ class ProcessSupervisor:
         os.close(handle)
         self._events.put(_Died(name, pid, None))
 
-    def _note_death(self, event: _Died) -> None:
+    def _dead(self, event: _Died) -> _Running | None:
+        """Return whose death it is; ``None`` for one ended by `stop`, or an older process of the same child."""
         running = self._children.get(event.name)
-        if running is None or running.pid != event.pid:
-            return  # ended by `stop`, or an older process of the same child
+        return running if running is not None and running.pid == event.pid else None
+
+    def _refuse_death(self, event: _Died) -> None:
+        running = self._dead(event)
+        if running is None:
+            return
+        del self._children[event.name]
+        last = tail(running.child.log, running.log_start)
+        raise click.ClickException(f"{event.name} {ended(event.code)} while starting: {last}")
+
+    def _note_death(self, event: _Died) -> None:
+        running = self._dead(event)
+        if running is None:
+            return
         steady = time.monotonic() - running.started >= STEADY_AFTER
         running.failures = 1 if steady else running.failures + 1
         delay = restart_delay(running.failures)
         running.process, running.taken_over, running.due = None, None, time.monotonic() + delay
-        self._say(f"{event.name} {ended(event.code)}; starting it again in {delay:.1f} s ({running.child.log})")
+        last = tail(running.child.log, running.log_start)
+        self._say(f"{event.name} {ended(event.code)}; starting it again in {delay:.1f} s ({running.child.log}): {last}")
 
     def _restart_due(self) -> None:
         for running in list(self._children.values()):
@@ -319,10 +345,20 @@ def trim(log: Path) -> None:
         return
 
 
-def tail(log: Path) -> str:
-    """Return the last lines of a log, joined into one."""
+def tail(log: Path, since: int = 0) -> str:
+    """Return the last lines of a log, joined into one; of a command that says why it failed, that line alone.
+
+    Args:
+        log: which.
+        since: bytes at its beginning that are not looked at: what earlier processes wrote.
+    """
     try:
-        lines = log.read_bytes()[-4096:].decode(errors="replace").strip().splitlines()
+        content = log.read_bytes()
     except FileNotFoundError:
-        return "it wrote nothing"
-    return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "it wrote nothing"
+        content = b""
+    # Shorter than before: it was emptied meanwhile (`trim`).
+    new = content[since:] if since <= len(content) else content
+    lines = [line.strip() for line in new[-4096:].decode(errors="replace").splitlines() if line.strip()]
+    if lines and lines[-1].startswith(ERROR):
+        return lines[-1].removeprefix(ERROR)
+    return " | ".join(lines[-TAIL_LINES:]) or "it wrote nothing"

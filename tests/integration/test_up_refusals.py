@@ -1,6 +1,7 @@
 """``sandboxes up`` that cannot work prints one line with the reason and leaves nothing half-started."""
 
 import contextlib
+import json
 import socket
 import sqlite3
 import subprocess
@@ -107,6 +108,22 @@ def test_missing_engine(directory: StateDir) -> None:
 def test_unknown_setting(directory: StateDir) -> None:
     said = refusal(directory.root, "--port", str(free_port()), before=("env", "SANDBOXES_GATEWAY_COLOUR=red"))
     assert "colour" in said
+
+
+def test_node_that_cannot_start(directory: StateDir) -> None:
+    command = ["sh", "-c", "echo 'sandboxes node: no engine works on this machine' >&2; exit 1"]
+    local = {"local": {"root": str(directory.instances), "node_command": command, "cleanup_command": []}}
+    before = ("env", f"SANDBOXES_AUTOSCALER_PROVIDERS={json.dumps(local)}")
+    said = refusal(directory.root, "--port", str(free_port()), before=before)
+    assert "no engine works on this machine" in said
+    (log,) = directory.logs.glob("*local*.log")
+    assert str(log) in said and "no engine works" in log.read_text()
+
+
+def test_autoscaler_that_cannot_start(directory: StateDir) -> None:
+    before = ("env", "SANDBOXES_AUTOSCALER_TICK_SECONDS=never")
+    said = refusal(directory.root, "--port", str(free_port()), before=before)
+    assert "autoscaler" in said and "tick_seconds" in said
 
 
 def test_database_of_a_newer_version(directory: StateDir) -> None:

@@ -105,6 +105,25 @@ def test_a_command_that_cannot_start_is_retried_and_logged(bench: Bench) -> None
     assert bench.phase() is Phase.BOOTING
 
 
+def test_why_a_node_ended_is_there_until_it_runs_again(bench: Bench, tmp_path: Path) -> None:
+    flag = tmp_path / "works"
+    script = f"[ -e {flag} ] && exec sleep 600; echo noise; echo 'no engine works' >&2; exit 3"
+    home = bench.create(node_command=("sh", "-c", script))
+    eventually(lambda: home.failure == "no engine works")
+    flag.touch()
+    eventually(lambda: home.failure is None and bench.phase() is Phase.RUNNING)
+
+
+def test_why_a_removal_failed_is_there(bench: Bench, tmp_path: Path) -> None:
+    flag = tmp_path / "works"
+    script = f"[ -e {flag} ] && exit 0; echo 'volume box cannot be unmounted' >&2; exit 1"
+    home = bench.create(cleanup_command=("sh", "-c", script))
+    running(bench, home)
+    bench.provider.delete(Ref(name=home.path.name))
+    eventually(lambda: "volume box cannot be unmounted" in (home.failure or ""))
+    flag.touch()
+
+
 def test_output_of_the_node_is_logged(bench: Bench) -> None:
     code = "import os, signal; os.write(2, b'caf\\xc3\\xa9\\n'); signal.pause()"
     bench.create(node_command=(PYTHON, "-c", code))

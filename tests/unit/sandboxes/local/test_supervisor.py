@@ -82,6 +82,27 @@ def test_child_that_dies_while_starting_is_an_error_with_its_log(supervisor: Pro
     assert supervisor.pid("child") is None
 
 
+def test_only_what_this_start_wrote_is_shown(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
+    (tmp_path / "child.log").write_text("error: the policy file was wrong yesterday\n")
+    child = shell(tmp_path, "echo starting; echo 'error: port 1 is taken' >&2; exit 1", ready=lambda: False)
+    with pytest.raises(ClickException) as caught:
+        supervisor.start(child, within=20)
+    assert caught.value.message.endswith("while starting: port 1 is taken")
+
+
+def test_another_childs_death_ends_a_start(supervisor: ProcessSupervisor, said: list[str], tmp_path: Path) -> None:
+    supervisor.start(shell(tmp_path, "sleep 0.3; echo 'error: broken' >&2; exit 1", name="first"), within=5)
+    with pytest.raises(ClickException, match=r"first .* broken"):
+        supervisor.start(shell(tmp_path, "exec sleep 60", name="second", ready=lambda: False), within=20)
+    assert said == []
+
+
+def test_death_is_an_error_where_nothing_is_to_be_restarted(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
+    supervisor.start(shell(tmp_path, "echo 'error: broken' >&2; exit 1"), within=5)
+    with pytest.raises(ClickException, match="broken"):
+        supervisor.wait(20, restart=False)
+
+
 def test_child_that_never_gets_ready_is_ended(supervisor: ProcessSupervisor, tmp_path: Path) -> None:
     pids = tmp_path / "pid"
     child = shell(tmp_path, f"echo $$ > {pids}; exec sleep 60", ready=lambda: False)
