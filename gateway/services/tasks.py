@@ -94,6 +94,10 @@ class Background:
         """Run an endless loop; one that fails is logged and begun again."""
         self.start(self._keep(loop, name), name)
 
+    def insist(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        """Run ``work`` as a task of its own, again and again until it has not failed."""
+        self.start(self._insist(work, name), name)
+
     async def finish(self, work: Coroutine[Any, Any, T], name: str) -> T:
         """Run ``work`` to its end even when the caller is cancelled meanwhile, so that nothing is left half done."""
         task = self.start(work, name)
@@ -112,8 +116,13 @@ class Background:
 
     async def _keep(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
         while True:
+            await self._insist(loop, name)
+            await self._clock.sleep(LOOP_RETRY)
+
+    async def _insist(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        while True:
             try:
-                await loop()
+                return await work()
             except ApiError as error:
                 log.error("%s failed: %s; retrying in %s s", name, error.message, LOOP_RETRY)
             except Exception:

@@ -6,7 +6,7 @@ feed, and take over what one of them left when it died.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 from sqlmodel import Session
 
 from gateway.core.model import Sandbox
+from gateway.errors import ApiError
 from gateway.services.tasks import AsyncClock, Background, wait_for_event
 from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
@@ -99,15 +100,29 @@ class UnitOfWork:
         return await self.commit(fn)
 
     async def _commit(self, fn: Callable[[Session], Written[T]]) -> T:
+        changed: list[str] = []
+
         def announced(session: Session) -> Written[T]:
+            changed.clear()
             written = fn(session)
-            self.db.announce(session, [sandbox.id for sandbox in written.changed])
+            changed.extend(sandbox.id for sandbox in written.changed)
+            self.db.announce(session, changed)
             return written
 
-        written = await self.db.write(announced)
+        try:
+            written = await self.db.write(announced)
+        except ApiError:
+            if changed:  # it came as far as the commit, whose answer may be all that is lost
+                self._background.insist(partial(self._publish_rows, tuple(changed)), "commit without an answer")
+            raise
         for sandbox in written.changed:
             self.publish(sandbox)
         return written.answer
+
+    async def _publish_rows(self, names: Sequence[str]) -> None:
+        """Publish rows as they are: the state alone says what follows, so one that did not change does no harm."""
+        for sandbox in await self.db.read(partial(_rows, names=names)):
+            self.publish(sandbox)
 
     # -- reactions ----------------------------------------------------------------------------------------------------
 
@@ -188,6 +203,6 @@ class Peers:
         return sandboxes.left_behind(session, now, changed, asked, ended=now - self._keep_ended)
 
 
-def _rows(session: Session, names: list[str]) -> list[Sandbox]:
+def _rows(session: Session, names: Sequence[str]) -> list[Sandbox]:
     found = (sandboxes.get(session, name) for name in names)
     return [sandbox for sandbox in found if sandbox is not None]

@@ -1,19 +1,65 @@
 """Several gateways on one PostgreSQL: each learns of the others' changes at once, and takes over what one left."""
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from sqlalchemy import text
+from sqlmodel import Session
 
 from gateway.errors import ApiError
+from gateway.services.assembly import build
 from gateway.services.tasks import LOOP_RETRY
 from gateway.services.unit_of_work import TAKEOVER_INTERVAL
-from gateway.store.db import make_engine
+from gateway.store import failures
+from gateway.store.db import Database, make_engine
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import SandboxState
-from tests.scenario.gateway.world import LISTENERS, World, both_listen, drop, spec
+from tests.scenario.gateway.world import (
+    LISTENERS,
+    Fleet,
+    ManualClock,
+    World,
+    both_listen,
+    drop,
+    refused,
+    settings_for,
+    spec,
+)
 
 S = SandboxState
+T = TypeVar("T")
+
+
+class LosingDatabase(Database):
+    """A database that commits, and loses the answer where it was asked to."""
+
+    lose_next = False
+
+    async def write(self, fn: Callable[[Session], T]) -> T:
+        answer = await super().write(fn)
+        if self.lose_next:
+            self.lose_next = False
+            raise failures.away()
+        return answer
+
+
+async def test_a_commit_whose_answer_was_lost_is_carried_on_at_once(tmp_path: Path, database_url: str | None) -> None:
+    settings, fleet, clock = settings_for(tmp_path, database_url), Fleet(), ManualClock()
+    async with build(settings, fleet, clock, open_database=LosingDatabase.open) as services:
+        here, db = World(services, fleet, clock, settings), services.internals.db
+        assert isinstance(db, LosingDatabase)
+        await here.join()
+        db.lose_next = True
+        with refused(ErrorCode.BUSY):
+            await services.sandboxes.create(spec())
+        await here.until("a", S.RUNNING)
+        db.lose_next = True
+        with refused(ErrorCode.BUSY):
+            await services.sandboxes.delete("a")
+        await here.until("a", S.DELETED)
 
 
 def cut_off(url: str) -> None:
