@@ -23,6 +23,8 @@ CONTROLLERS: Final = ("cpu", "memory", "pids")
 STATE: Final = Path("/var/lib")
 LEAST_DISK_MB: Final = 2048
 COMFORTABLE_DISK_MB: Final = 20480
+WITHOUT_ALLOCATION: Final = frozenset({"zfs", "nfs", "9p", "ext2", "ext3", "vfat"})
+"""File systems on which fallocate(2) is refused, or promises nothing."""
 
 
 def checks() -> list[Check]:
@@ -181,16 +183,34 @@ def firewall() -> Check:
     return _ok(name, f"protects {len(found)} sandboxes with a network")
 
 
-def disk(path: Path = STATE) -> Check:
-    """Check that there is room for sandboxes."""
+def disk(path: Path = STATE, mountinfo: Path = Path("/proc/self/mountinfo")) -> Check:
+    """Check that there is room for sandboxes, and that what each is promised can be set aside."""
     state = os.statvfs(path)
     free = state.f_bavail * state.f_frsize >> 20
     found, cure = f"{free} MiB free below {path}", "free disk space, or set root to a larger file system"
     if free < LEAST_DISK_MB:
         return _error("node: disk", found, cure)
+    kind = _file_system_of(path, mountinfo)
+    if kind in WITHOUT_ALLOCATION:
+        return _warning(
+            "node: disk",
+            f"{found}; {kind} sets no blocks aside, so sandboxes end when the disk is almost full (disk_full)",
+            "set root to a directory on ext4, XFS or Btrfs",
+        )
     if free < COMFORTABLE_DISK_MB:
         return _warning("node: disk", found, cure)
     return _ok("node: disk", found)
+
+
+def _file_system_of(path: Path, mountinfo: Path) -> str:
+    """Return the kind of the file system that holds ``path``; empty where the kernel does not list it."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mountinfo.read_text().splitlines():
+        words = line.split()
+        if words[2] == number:
+            return words[words.index("-") + 1]
+    return ""
 
 
 def user_namespaces() -> Check:

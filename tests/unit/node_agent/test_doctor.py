@@ -1,5 +1,6 @@
 """What the doctor says of a node's machine."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -62,3 +63,20 @@ def test_cgroups_of_both_versions_are_known(tmp_path: Path) -> None:
 def test_a_dynamic_busybox_is_refused(tmp_path: Path) -> None:
     (tmp_path / "busybox").write_bytes(b"\x7fELF" + b"\0" * 100 + b"/lib64/ld-linux-x86-64.so.2")
     assert doctor.busybox(tmp_path / "busybox").verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [("zfs", Verdict.WARNING), ("ext4", Verdict.OK)])
+def test_a_disk_that_sets_nothing_aside_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, verdict: Verdict
+) -> None:
+    monkeypatch.setattr("node_agent.doctor.LEAST_DISK_MB", 0)
+    monkeypatch.setattr("node_agent.doctor.COMFORTABLE_DISK_MB", 0)
+    device = tmp_path.stat().st_dev
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(
+        "20 1 0:5 / /proc rw shared:1 - proc proc rw\n"
+        f"21 1 {os.major(device)}:{os.minor(device)} / / rw,relatime shared:2 - {kind} /dev/a rw\n"
+    )
+    row = doctor.disk(tmp_path, mountinfo)
+    assert row.verdict is verdict
+    assert (kind in row.found) is (verdict is Verdict.WARNING)
