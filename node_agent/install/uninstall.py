@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import RuntimeName
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
@@ -57,10 +58,16 @@ def remove_traces(runtimes: Mapping[RuntimeName, SandboxRuntime]) -> list[str]:
 
 
 def _remove_sandbox(name: RuntimeName, runtime: SandboxRuntime, sandbox_id: str) -> list[str]:
-    """Remove one sandbox; where it does not go, the others do not wait for it."""
+    """Remove one sandbox; where it does not go, the others do not wait for it.
+
+    Raises:
+        RuntimeFailure: ``BUSY``: the engine does not answer, and each further sandbox would wait for it again.
+    """
     try:
         runtime.delete(sandbox_id)
     except RuntimeFailure as failure:
+        if failure.code is ErrorCode.BUSY:
+            raise
         log.error("%s: sandbox %s could not be removed: %s", name, sandbox_id, failure.message)
         return []
     return [f"{name}: sandbox {sandbox_id}"]

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gateway.wire.errors import ErrorCode
+from gateway.wire.sandboxes import SandboxSpec
 from node_agent.cli import app
-from node_agent.install.uninstall import record_engines, recorded_settings, remove_node
+from node_agent.errors import RuntimeFailure
+from node_agent.install.uninstall import record_engines, recorded_settings, remove_node, remove_traces
+from node_agent.runtime.base import Order
 from node_agent.settings import NodeSettings
 from node_agent.startup import NodeStartError, hold_root
 from tests.fakes.runtime import FakeRuntime
@@ -43,3 +47,20 @@ def test_the_cleanup_command_is_silent_where_nothing_is(tmp_path: Path) -> None:
     (tmp_path / "node" / "engines.json").write_text(json.dumps({"docker_url": "unix:///none", "runtimes": ["docker"]}))
     done = CliRunner().invoke(app, ["cleanup", "--root", str(tmp_path / "nowhere")])
     assert (done.exit_code, done.output) == (0, "")
+
+
+@pytest.mark.parametrize(("code", "removed"), [(ErrorCode.INTERNAL, ["b", "c"]), (ErrorCode.BUSY, [])])
+def test_a_sandbox_that_does_not_go_is_not_waited_for_again(
+    tmp_path: Path, code: ErrorCode, removed: list[str]
+) -> None:
+    runtime = FakeRuntime(tmp_path / "fake")
+    for name in ("a", "b", "c"):
+        spec = SandboxSpec(id=name, image="i")
+        runtime.create(Order(name, 1, f"op-{name}", spec, spec.sha256()))
+    runtime.controls.fail_deletes.append(RuntimeFailure(code, "it does not go"))
+
+    gone = remove_traces({"runsc": runtime})
+
+    assert [name for name in ("a", "b", "c") if f"runsc: sandbox {name}" in gone] == removed
+    for name in ("a", "b", "c"):
+        runtime.delete(name)
