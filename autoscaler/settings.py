@@ -4,13 +4,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autoscaler.core.naming import NAME_PATTERN
 from autoscaler.core.pools import FleetPolicy, OfferKey, OfferOrder, PoolPolicy, WarmFloor
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import Isolation, RuntimeName
 from gateway.wire.settings import DaemonSettings
+from gateway.wire.text import of_form
 
 _GIVES: Final = ("cpus", "memory_mb", "disk_mb")
 
@@ -19,7 +20,7 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: Final[tuple[Day, ...]] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 Euro = Annotated[Decimal, Field(ge=0, strict=False)]
-Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+Name = Annotated[str, of_form(NAME_PATTERN, "a name of a-z, 0-9 and '-', from a letter on, 24 characters at most")]
 
 
 class OfferSettings(BaseModel):

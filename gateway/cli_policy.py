@@ -25,7 +25,7 @@ from gateway.settings import GatewaySettings
 from gateway.wire import limits
 from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
-from gateway.wire.settings import ConfigurationError
+from gateway.wire.settings import ConfigurationError, describe
 from gateway.wire.system import PolicyAnswer
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
 from gateway.wire.text import printable
@@ -209,11 +209,7 @@ def _spec(place: str) -> SandboxSpec:
         return SandboxSpec.model_validate_json(content)
     except ValidationError as error:
         # Not the values: environments hold secrets.
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)
-        )
-        raise click.UsageError(f"SPEC {place}: is not the body of a create: {problems}") from error
+        raise click.UsageError(f"SPEC {place}: is not the body of a create: {describe(error, SandboxSpec)}") from error
 
 
 def _tenant(name: str) -> str:

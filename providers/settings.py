@@ -1,12 +1,16 @@
 """What the built-in providers do alike with their tables of the settings file."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from providers.base import SettingsError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,13 +29,28 @@ def parse(model: type[M], settings: Mapping[str, object], *, kind: str) -> M:
     try:
         return model.model_validate(settings)
     except ValidationError as error:
-        raise SettingsError(f"{kind}: {problems(error)}") from None
+        raise SettingsError(f"{kind}: {problems(error, model.model_fields)}") from None
 
 
-def problems(error: ValidationError) -> str:
-    """Return each wrong field with what is wrong about it."""
-    found = ((".".join(map(str, item["loc"])), item["msg"]) for item in error.errors())
+def problems(error: ValidationError, keys: Collection[str] = ()) -> str:
+    """Return each wrong field with what is wrong about it.
+
+    Args:
+        error: what was found.
+        keys: that there are, named where one is not.
+    """
+    found = ((".".join(map(str, item["loc"])), _phrase(item, keys)) for item in error.errors())
     return "; ".join(f"{path}: {message}" if path else message for path, message in found)
+
+
+def _phrase(item: "ErrorDetails", keys: Collection[str]) -> str:
+    if item["type"] == "missing":
+        return "is missing"
+    if item["type"] != "extra_forbidden":
+        return item["msg"].removeprefix("Value error, ")
+    close = difflib.get_close_matches(str(item["loc"][-1]), keys, n=1)
+    listed = f" The keys are {', '.join(sorted(keys))}" if keys else ""
+    return f"there is no such key{f'; did you mean {close[0]}?' if close else '.' if listed else ''}{listed}"
 
 
 def read_token(where: str | Path, *, setting: str, environ: Mapping[str, str]) -> str:

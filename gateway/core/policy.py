@@ -32,8 +32,8 @@ from pydantic import (
 
 from gateway.wire import limits
 from gateway.wire.sandboxes import Capability, Isolation, Network, RuntimeName
-from gateway.wire.settings import ConfigurationError
-from gateway.wire.tenants import TENANT_PATTERN, TenantName
+from gateway.wire.settings import ConfigurationError, describe
+from gateway.wire.tenants import TenantName
 
 BUILT_IN: Final = "the built-in default"
 UNLIMITED: Final = "none"
@@ -100,17 +100,18 @@ class PolicyTable(BaseModel):
         try:
             made = cls.model_validate({key: value for key, (value, _) in found.items()})
         except ValidationError as error:
-            raise ConfigurationError(f"the gateway's {cls.__name__.lower()}: {_problems(error)}") from error
+            raise ConfigurationError(f"the gateway's {cls.__name__.lower()}: {describe(error, cls)}") from error
         made._origins = {key: where for key, (_, where) in found.items()}
         return made
 
-    def overridden(self, values: Mapping[str, object], source: str, table: str) -> Self:
+    def overridden(self, values: Mapping[str, object], source: str, table: str, text: str = "") -> Self:
         """Return this table with the keys of a table of the file over its own.
 
         Args:
             values: as in the file.
             source: name of the file.
             table: name of the table in it, such as ``tenants.acme.policy``.
+            text: of the file.
 
         Raises:
             ConfigurationError: a key is unknown or has a wrong value; the sentence names file, table and key.
@@ -118,7 +119,8 @@ class PolicyTable(BaseModel):
         try:
             made = type(self).model_validate(self.model_dump() | dict(values))
         except ValidationError as error:
-            raise ConfigurationError(f"{source} [{table}] {_problems(error)}") from error
+            problems = describe(error, type(self), text, table=tuple(table.split(".")))
+            raise ConfigurationError(f"{source} [{table}] {problems}") from error
         made._origins = self._origins | {key: f"{source} [{table}] {key}" for key in values}
         return made
 
@@ -240,39 +242,14 @@ class Policies:
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"{source}: {error}") from error
         except ValidationError as error:
-            raise ConfigurationError(f"{source}: {_problems(error)}") from error
-        default = _over((Policy(), Quota()), file.default, source, "default")
-        tenants = {name: _over(default, own, source, f"tenants.{name}") for name, own in file.tenants.items()}
+            raise ConfigurationError(f"{source}: {describe(error, _File, text)}") from error
+        default = _over((Policy(), Quota()), file.default, source, "default", text)
+        tenants = {name: _over(default, own, source, f"tenants.{name}", text) for name, own in file.tenants.items()}
         return cls(default, tenants)
 
 
-def _over(base: tuple[Policy, Quota], tables: _Tables, source: str, prefix: str) -> tuple[Policy, Quota]:
+def _over(base: tuple[Policy, Quota], tables: _Tables, source: str, prefix: str, text: str) -> tuple[Policy, Quota]:
     return (
-        base[0].overridden(tables.policy, source, f"{prefix}.policy"),
-        base[1].overridden(tables.quota, source, f"{prefix}.quota"),
+        base[0].overridden(tables.policy, source, f"{prefix}.policy", text),
+        base[1].overridden(tables.quota, source, f"{prefix}.quota", text),
     )
-
-
-def _problems(error: ValidationError) -> str:
-    """Return one phrase for each problem: the key, and what is wrong with it."""
-    return "; ".join(_problem(list(item["loc"]), item["type"], item["msg"]) for item in error.errors())
-
-
-_PLAINLY: Final = {
-    "extra_forbidden": "there is no such key",
-    "tuple_type": "must be a list",
-    "dict_type": "must be a table",
-    "model_type": "must be a table",
-}
-"""What pydantic says in Python's words, in those of TOML."""
-
-
-def _problem(location: list[int | str], kind: str, message: str) -> str:
-    text = message.removeprefix("Value error, ")
-    # pydantic marks a wrong key of a mapping, and the members of unions, with parts that are not in the file.
-    names = [str(part) for part in location if part not in {"[key]", "int", "float"}]
-    if kind in _PLAINLY:
-        text = _PLAINLY[kind]
-    elif kind == "string_pattern_mismatch" and "[key]" in location:
-        text = f"a tenant's name has the form {TENANT_PATTERN}"
-    return f"{'.'.join(names)}: {text}" if names else text

@@ -11,6 +11,7 @@ from starlette.types import Scope
 from gateway.errors import ApiError
 from gateway.http.tenancy import error_shown
 from gateway.wire.errors import ErrorCode, FieldError
+from gateway.wire.text import form_of
 
 REQUEST_ID: Final = "request_id"
 ERROR_CODE: Final = "error_code"
@@ -81,6 +82,10 @@ def _field_error(problem: Mapping[str, Any]) -> FieldError:
         del names[0]
     field = ".".join(name for name in names if not _NO_FIELD.fullmatch(name))
     text = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "string_pattern_mismatch":
+        text = form_of(problem["ctx"]["pattern"]) or "has not the form that it must have"
+    elif problem["type"] == "extra_forbidden":
+        text = "there is no such field"
     if not field and problem["type"] == "model_attributes_type":
         text = "must be a JSON object, sent with Content-Type: application/json"
     named = _NAMED.fullmatch(text)

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, model_validator
 
 from gateway.wire.limits import ID_PATTERN, MAX_ID_LENGTH
+from gateway.wire.tenants import ID_FORM
+from gateway.wire.text import of_form
 
-SandboxId = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
-NodeId = Annotated[str, StringConstraints(pattern=ID_PATTERN, max_length=MAX_ID_LENGTH)]
+SandboxId = Annotated[str, of_form(ID_PATTERN, ID_FORM, max_length=MAX_ID_LENGTH)]
+NodeId = Annotated[str, of_form(ID_PATTERN, ID_FORM, max_length=MAX_ID_LENGTH)]
 Timestamp = AwareDatetime
 
 

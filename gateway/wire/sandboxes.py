@@ -15,16 +15,21 @@ from gateway.wire.references import ImageName
 from gateway.wire.resources import ALL_GPUS, GpuRequest, Shape, count_of
 from gateway.wire.states import DeathReason, SandboxState, WaitReason
 from gateway.wire.tenants import DEFAULT_TENANT, QualifiedId
+from gateway.wire.text import of_form
 
 RuntimeName = Literal["runsc", "docker"]
 Isolation = Literal["gvisor", "runc"]
 Network = Literal["none", "bridge"]
 
 UserName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$")
+    str,
+    of_form(
+        r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$",
+        "a uid or a user's name, with a gid or a group's name after a colon if at all, such as 1000:1000",
+    ),
 ]
-Capability = Annotated[str, StringConstraints(pattern=r"^(CAP_)?[A-Z][A-Z0-9_]{0,40}$")]
-AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/", max_length=limits.MAX_PATH_BYTES)]
+Capability = Annotated[str, of_form(r"^(CAP_)?[A-Z][A-Z0-9_]{0,40}$", "a Linux capability, such as NET_BIND_SERVICE")]
+AbsolutePath = Annotated[str, of_form(r"^/", "an absolute path", max_length=limits.MAX_PATH_BYTES)]
 Argument = Annotated[str, StringConstraints(max_length=limits.MAX_COMMAND_BYTES)]
 
 _SHADOWED: Final = frozenset({"/", "/proc", "/sys", "/dev", "/tmp", "/run", "/.sandbox"})  # noqa: S108 - inside

@@ -6,12 +6,19 @@ is never mixed with the shell it runs in.
 
 import json
 import os
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_origin
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gateway.wire.text import form_of, no_such_key
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class ConfigurationError(Exception):
@@ -43,10 +50,12 @@ class DaemonSettings(BaseModel):
         Raises:
             ConfigurationError: the file cannot be read, or a key is unknown, missing or has a wrong value.
         """
+        text, variables = _text_of(config), cls._from_environment(environ)
         try:
-            return cls.model_validate(_from_file(config) | cls._from_environment(environ) | flags)
+            return cls.model_validate(_parsed(config, text) | variables | flags)
         except ValidationError as error:
-            problems = "; ".join(f"{_name_of(item['loc'])}: {item['msg']}" for item in error.errors())
+            shown = {**dict.fromkeys(flags, "an option"), **dict.fromkeys(variables, "the environment")}
+            problems = describe(error, cls, text, shown=shown)
             raise ConfigurationError(f"configuration of the {cls.owner}: {problems}") from error
 
     @classmethod
@@ -70,15 +79,132 @@ class DaemonSettings(BaseModel):
             raise ConfigurationError(f"environment variable {variable}: must be JSON: {error}") from error
 
 
-def _from_file(config: Path | None) -> dict[str, Any]:
+def _text_of(config: Path | None) -> str:
     if config is None:
-        return {}
+        return ""
     try:
-        return tomllib.loads(config.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return config.read_text()
+    except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigurationError(f"configuration file {config}: {why}") from error
 
 
-def _name_of(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "settings"
+def _parsed(config: Path | None, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"configuration file {config}: {error}") from error
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+Place = tuple[int | str, ...]
+"""Where a value stands: names of tables and keys, and indexes of lists."""
+_MARKS: Final = frozenset({"[key]", "int", "float", "str"})
+"""What pydantic puts into a place for a key of a mapping and for members of unions."""
+_PLAINLY: Final = {
+    "missing": "is missing",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+}
+"""What pydantic says in Python's words, in those of TOML."""
+
+
+def describe(
+    error: ValidationError,
+    model: type[BaseModel],
+    text: str = "",
+    *,
+    table: Place = (),
+    shown: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return a phrase for each problem: the key, what is wrong with it, and where it stands.
+
+    Args:
+        error: what was found.
+        model: what was validated.
+        text: of the TOML file that it came from; empty where it came from elsewhere.
+        table: place of the model in that file.
+        shown: where keys come from that are not in the file.
+    """
+    phrases = []
+    for item in error.errors(include_url=False):
+        place = tuple(part for part in item["loc"] if part not in _MARKS)
+        name = ".".join(map(str, place))
+        source = shown.get(str(place[0])) if place else None
+        line = None if source else line_of(text, (*table, *place))
+        where = f" ({source})" if source else f" (line {line})" if line else ""
+        phrases.append((f"{name}: " if name else "") + _phrase(item, model, place) + where)
+    return "; ".join(phrases)
+
+
+def _phrase(item: "ErrorDetails", model: type[BaseModel], place: Place) -> str:
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        return no_such_key(str(place[-1]), _keys_at(model, place[:-1]))
+    if kind == "string_pattern_mismatch":
+        return form_of(item["ctx"]["pattern"]) or item["msg"]
+    return _PLAINLY.get(kind) or item["msg"].removeprefix("Value error, ")
+
+
+def _keys_at(model: type[BaseModel], place: Place) -> set[str]:
+    """Return the keys of the table at a place."""
+    models = [model]
+    for part in place:
+        inner = [each.model_fields[part].annotation for each in models if part in each.model_fields]
+        if inner:  # otherwise it is an index, or a name in a mapping
+            models = [found for annotation in inner for found in _models_in(annotation)]
+    return {key for each in models for key in each.model_fields}
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models_in(part)
+
+
+def line_of(text: str, place: Place) -> int | None:
+    """Return the line of a TOML file on which a key or table stands, or the table that holds it; ``None``: not there.
+
+    Good for files as people write them: a key within an inline table is found at the line of that table.
+    """
+    found, depth = None, 0
+    table: Place = ()
+    counts: dict[Place, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.fullmatch(line.strip())
+        here: Place
+        if header is None:
+            here = (*table, *_dotted(line.partition("=")[0]))
+        else:
+            names = _dotted(header[2])
+            if header[1] == "[[":
+                counts[names] = counts.get(names, -1) + 1
+            here = table = tuple(
+                part
+                for end in range(1, len(names) + 1)
+                for part in ((names[end - 1], counts[names[:end]]) if names[:end] in counts else (names[end - 1],))
+            )
+        if place and here[: len(place)] == place:
+            return number
+        if len(here) > depth and place[: len(here)] == here:
+            found, depth = number, len(here)
+    return found
+
+
+_HEADER: Final = re.compile(r"(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?")
+
+
+def _dotted(key: str) -> tuple[str, ...]:
+    """Return the names of a dotted key; none where it is no key."""
+    try:
+        value: object = tomllib.loads(f"{key.strip()} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
+    names: list[str] = []
+    while isinstance(value, dict) and value:
+        ((name, value),) = value.items()
+        names.append(name)
+    return tuple(names)

@@ -9,21 +9,22 @@ owner can be read off every qualified id.
 import re
 from typing import Annotated, Final
 
-from pydantic import StringConstraints
-
 from gateway.wire.limits import ID_PATTERN, MAX_ID_LENGTH
+from gateway.wire.text import of_form
 
 DEFAULT_TENANT: Final = "default"
 SEPARATOR: Final = ".."
 TENANT_PATTERN: Final = r"^[a-z0-9][a-z0-9-]{0,31}$"
+ID_FORM: Final = "made of letters, digits, '_', '-' and single dots, and begin with a letter or digit"
+TENANT_FORM: Final = "a tenant's name: a-z, 0-9 and '-', not at the beginning, 32 characters at most"
 QUALIFIED_PATTERN: Final = rf"^([a-z0-9][a-z0-9-]{{0,31}}\.\.)?{ID_PATTERN.removeprefix('^')}"
 MAX_QUALIFIED_LENGTH: Final = 32 + len(SEPARATOR) + MAX_ID_LENGTH
 
 _BEFORE_ID: Final = r"(?:(?<![\w.-])|(?<=sandbox-[0-9a-f]{8}-))"
 """An id stands by itself, or in the name of an engine's container."""
 
-TenantName = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
-QualifiedId = Annotated[str, StringConstraints(pattern=QUALIFIED_PATTERN, max_length=MAX_QUALIFIED_LENGTH)]
+TenantName = Annotated[str, of_form(TENANT_PATTERN, TENANT_FORM)]
+QualifiedId = Annotated[str, of_form(QUALIFIED_PATTERN, ID_FORM, max_length=MAX_QUALIFIED_LENGTH)]
 
 
 def qualified(tenant: str, sandbox_id: str) -> str:

@@ -1,7 +1,11 @@
-"""Text from strangers on its way to a terminal or a log."""
+"""Text for people: from strangers on its way to a terminal or a log, and what is wrong with what they sent."""
 
+import difflib
 import logging
+from collections.abc import Collection
 from typing import Final
+
+from pydantic import StringConstraints
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -20,6 +24,39 @@ def printable(text: object, *, lines: bool = False) -> str:
         each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode()
         for each in str(text)
     )
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+_FORMS: Final[dict[str, str]] = {}
+
+
+def of_form(pattern: str, words: str, *, max_length: int | None = None) -> StringConstraints:
+    """Return the constraint that a text matches ``pattern``, which a refusal tells in words.
+
+    Args:
+        pattern: regular expression.
+        words: what such a text is, after "must be".
+        max_length: characters.
+    """
+    _FORMS[pattern] = words
+    return StringConstraints(pattern=pattern, max_length=max_length)
+
+
+def form_of(pattern: str) -> str | None:
+    """Return what a text has to be that matches a pattern, as a phrase; ``None`` where nobody has put it in words."""
+    return f"must be {_FORMS[pattern]}" if pattern in _FORMS else None
+
+
+def no_such_key(name: str, known: Collection[str]) -> str:
+    """Return a phrase about a key that nobody knows: which one may be meant, and which there are."""
+    close = difflib.get_close_matches(name, known, n=1) or [key for key in sorted(known) if key.startswith(name)]
+    meant = f"; did you mean {close[0]}?" if close else ""
+    listed = f" The keys are {', '.join(sorted(known))}" if known else ""
+    return f"there is no such key{meant or ('.' if listed else '')}{listed}"
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
 
 
 class LogFormatter(logging.Formatter):

@@ -31,6 +31,7 @@ from gateway.wire import base, limits
 from gateway.wire.errors import ErrorBody, ErrorCode, FieldError
 from gateway.wire.states import SandboxState
 from gateway.wire.tenants import DEFAULT_TENANT, TenantName, is_id, is_qualified
+from gateway.wire.text import of_form
 from gateway.wire.usage import UsageBy, UsageQuery
 
 MAX_QUERY_FIELDS: Final = 2 * limits.MAX_LABELS
@@ -217,7 +218,7 @@ class WaitQuery(QueryModel):
 class StartQuery(WaitQuery):
     """How a session is named, and how long to wait for the end of a quick command."""
 
-    session: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
+    session: Annotated[str, of_form(r"^[0-9a-f]{32}$", "32 hex digits")] | None = None
     """The 32 hex digits of the session's id, chosen by the client, which so knows the id before any answer; the same
     again gives the session that is there.  Without it the service chooses."""
 

@@ -58,12 +58,12 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", r"gateway_url: Field required; token_file: Field required"),
-        (GOOD.replace("min = 1", "min = 3"), r"pools\.0: Value error, min must not be above max"),
-        (GOOD.replace('name = "cpu"', 'name = "CPU!"'), r"pools\.0\.name: String should match pattern"),
+        ("", r"gateway_url: is missing; token_file: is missing"),
+        (GOOD.replace("min = 1", "min = 3"), r"pools\.0: min must not be above max"),
+        (GOOD.replace('name = "cpu"', 'name = "CPU!"'), r"pools\.0\.name: must be "),
         (GOOD.replace('provider = "local"', 'provider = "fog"'), r"cpu names the provider 'fog' \(there is: local\)"),
-        (GOOD.replace("max = 2", "max = 2\nmaxx = 3"), r"pools\.0\.maxx: Extra inputs are not permitted"),
-        ("tick = 1\n" + GOOD, r"tick: Extra inputs are not permitted"),
+        (GOOD.replace("max = 2", "max = 2\nmaxx = 3"), r"pools\.0\.maxx: .* did you mean max\?.* slots.* \(line \d+\)"),
+        ("tick = 1\n" + GOOD, r"tick: .* did you mean tick_seconds\?.*\(line 1\)"),
         (GOOD + GOOD[GOOD.index("[[pools]]") :], r"pools: each needs a name of its own"),
         ("tick_seconds = inf\n" + GOOD, r"tick_seconds: Input should be a finite number"),
         ("tick_seconds = 1e300\n" + GOOD, r"tick_seconds: Input should be less than or equal to 3600"),

@@ -85,6 +85,16 @@ def test_what_is_wrong_is_named_with_file_table_and_key(text: str, named: tuple[
         assert name in str(caught.value)
 
 
+def test_a_misspelt_key_comes_with_the_likely_one_all_keys_and_the_line() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Policies.parse("[default.policy]\nmax_cpus = 1\nmax_cpu = 2\n", "policy.toml")
+    said = str(caught.value)
+    assert "did you mean max_cpus?" in said and "max_ttl_seconds" in said and "(line 3)" in said
+    with pytest.raises(ConfigurationError) as caught:
+        Policies.parse("[default.quota]\n[tenant.acme.quota]\nsandboxes = 1\n", "policy.toml")
+    assert "did you mean tenants?" in str(caught.value) and "(line 2)" in str(caught.value)
+
+
 def test_a_default_ttl_must_fit_the_maximum_of_the_tenant_too() -> None:
     text = "[default.policy]\ndefault_ttl_seconds = 100\n[tenants.a.policy]\nmax_ttl_seconds = 50"
     with pytest.raises(ConfigurationError, match=r"tenants\.a\.policy"):

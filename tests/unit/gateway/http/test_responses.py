@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from pydantic import ValidationError
 
 from gateway import errors
 from gateway.core import transitions
@@ -15,7 +16,7 @@ from gateway.core.policy import Policies
 from gateway.core.policy_check import Violation
 from gateway.core.quota import Excess
 from gateway.errors import ApiError
-from gateway.http.responses import REQUEST_ID, error_response
+from gateway.http.responses import REQUEST_ID, error_response, from_validation
 from gateway.http.tenancy import PRINCIPAL
 from gateway.services.tokens import Principal
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode
@@ -35,7 +36,16 @@ def test_every_code_has_its_status_and_shape(code: ErrorCode) -> None:
     body = ErrorBody.model_validate_json(response.body)
     assert (body.code, body.error, body.retryable, body.request_id) == (code, "because", rule.retryable, "r1")
     assert (body.sandbox_id, body.reasons) == ("box", ["a", "b"])
-    assert ("retry-after" in response.headers) == (rule.retryable and rule.status in {429, 503})
+    assert ("retry-after" in response.headers) == rule.retryable
+
+
+def test_no_client_is_shown_a_regular_expression() -> None:
+    wrong = {"id": "a b", "image": "a", "security": {"user": "a b", "cap_add": ["net admin"]}, "working_dir": "x"}
+    with pytest.raises(ValidationError) as caught:
+        SandboxSpec.model_validate(wrong)
+    body = from_validation(caught.value.errors()).body()
+    assert {field.field for field in body.fields or []} >= {"id", "security.user", "security.cap_add.0"}
+    assert not {"^", "$", "\\", "[A-Z"} & set(body.error) and "pattern" not in body.model_dump_json()
 
 
 def test_retry_after_is_whole_seconds_rounded_up() -> None:

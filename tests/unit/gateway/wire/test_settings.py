@@ -7,7 +7,7 @@ import pytest
 
 from autoscaler.settings import AutoscalerSettings
 from gateway.settings import GatewaySettings
-from gateway.wire.settings import ConfigurationError, DaemonSettings
+from gateway.wire.settings import ConfigurationError, DaemonSettings, Place, line_of
 from node_agent.settings import NodeSettings
 
 
@@ -41,6 +41,28 @@ def test_a_given_environment_is_the_only_one(settings: type[DaemonSettings], mon
     settings.load(None, {}, **flags)
     with pytest.raises(ConfigurationError):
         settings.load(None, **flags)
+
+
+def test_a_misspelt_key_is_named_with_its_place_the_likely_one_and_all_others(tmp_path: Path) -> None:
+    config = tmp_path / "example.toml"
+    config.write_text("# a comment\nport = 2\nnmaes = ['x']\n")
+    with pytest.raises(ConfigurationError) as caught:
+        Example.load(config, {"EXAMPLE_PROT": "1"})
+    said = str(caught.value)
+    assert "did you mean names?" in said and "(line 3)" in said
+    assert "did you mean port?" in said and "(the environment)" in said
+    assert "labels, names, port, url" in said
+
+
+def test_the_line_of_a_key_is_found_in_tables_and_lists_of_tables() -> None:
+    text = (
+        "a = 1\n[t]\nb.c = 2\n[t.'x y']\nd = 3\n[[l]]\ne = 4\n[[l]]\ne = [\n 'f = 1',\n]\ng = {h = 1}\n[l.m]\nn = 1\n"
+    )
+    places: dict[Place, int | None] = {
+        ("a",): 1, ("t",): 2, ("t", "b", "c"): 3, ("t", "x y", "d"): 5, ("l", 0, "e"): 7, ("l", 1, "e"): 9,
+        ("l", 1, "e", 0): 9, ("l", 1, "g", "h"): 12, ("l", 1, "m", "n"): 14, ("z",): None,
+    }  # fmt: skip
+    assert {place: line_of(text, place) for place in places} == places
 
 
 @pytest.mark.parametrize(

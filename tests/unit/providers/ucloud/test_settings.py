@@ -32,7 +32,7 @@ def test_it_is_found_by_its_entry_point() -> None:
         ({"api_token_env": "A", "refresh_token_env": "B"}, "api_token_env, refresh_token_env is set"),
         ({"api_token_env": "TOKEN", "disk_gb": 14}, "disk_gb: .* greater than or equal to 15"),
         ({"api_token_env": "TOKEN", "disk_gb": 2001}, "disk_gb: .* less than or equal to 2000"),
-        ({"api_token_env": "TOKEN", "token": "x"}, "token: Extra inputs are not permitted"),
+        ({"api_token_env": "TOKEN", "token": "x"}, "token: there is no such key"),
         ({"api_token_env": "TOKEN", "base_url": "https://cloud.example/app"}, "base_url"),
         ({"api_token_env": "TOKEN", "bootstrap_folder": "relative/path"}, "bootstrap_folder"),
         ({"api_token_env": "TOKEN", "init_script": "../init.sh"}, "init_script"),
