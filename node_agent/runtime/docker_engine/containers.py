@@ -1,9 +1,13 @@
 """This node's containers, as Docker has them."""
 
 import contextlib
+import os
 import re
 import signal
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,12 +18,13 @@ from gateway.wire.sandboxes import Isolation
 from gateway.wire.states import DeathReason
 from node_agent.host import cgroup
 from node_agent.host.cgroup import Cgroup
-from node_agent.host.process import pinned, send
+from node_agent.host.process import how_ended, pinned, send
 from node_agent.runtime.base import Death, EngineState
 from node_agent.runtime.docker_engine import container_config, host_files
 from node_agent.runtime.docker_engine.client import Api, calling
 
 _END_TIMEOUT: Final = 15.0
+_STATUS_WITHIN: Final = 2.0  # seconds; Docker tells of an end after the kernel has
 _IN_PROGRESS: Final = 409
 _KILLED: Final = 128 + signal.SIGKILL
 _STATES: Final = {
@@ -57,6 +62,21 @@ class Containers:
             except NotFound:
                 return None
         return found if found["Config"]["Labels"].get(container_config.LABEL) == self._tag else None
+
+    @contextlib.contextmanager
+    def first_process(self, sandbox_id: str, generation: int) -> Iterator[int | None]:
+        """Yield a pidfd of one incarnation's first process, under gVisor of its kernel; ``None`` where none runs.
+
+        Raises:
+            RuntimeFailure: the engine does not answer.
+        """
+        inspected = self.inspect(sandbox_id, generation)
+        pid = 0 if inspected is None else inspected["State"]["Pid"]
+        if inspected is None or not pid:
+            yield None
+            return
+        with pinned(pid, partial(_is_of, pid, inspected["Id"])) as handle:
+            yield handle
 
     def name(self, sandbox_id: str, generation: int) -> str:
         """Return the name of one incarnation's container, and of its network."""
@@ -173,6 +193,24 @@ def death(inspected: dict[str, Any], isolation: Isolation) -> Death:
     else:
         reason, detail = DeathReason.EXITED, f"its first process ended with exit code {code}"
     return Death(reason, code, detail, _time(now["FinishedAt"]) or datetime.now(UTC))
+
+
+def was_killed(kernel: int | None) -> bool:
+    """Return whether gVisor's kernel ended by SIGKILL; one that ends with its first process exits by itself.
+
+    Linux tells from 6.15 on.  Before that it is taken for the end of the first process.
+
+    Args:
+        kernel: its pidfd, from before its end.
+    """
+    status = None if kernel is None else how_ended(kernel, _STATUS_WITHIN)
+    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def killed(death: Death) -> Death:
+    """Return the end of a sandbox whose kernel was killed, by what Docker made of it."""
+    detail = "its engine was killed on the node, from outside, by signal 9; create it again or restart it"
+    return replace(death, reason=DeathReason.EVICTED, detail=detail)
 
 
 def taken_away() -> Death:

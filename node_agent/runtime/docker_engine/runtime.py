@@ -139,12 +139,29 @@ class DockerRuntime(SandboxRuntime):
         record = self._records.load(sandbox_id)
         if record is None:
             return deleted(sandbox_id)
-        with calling(f"sandbox {sandbox_id}"), contextlib.suppress(NotFound):
-            self._api.client.wait(self._containers.name(sandbox_id, record.generation), timeout=None)
+        with self._containers.first_process(sandbox_id, record.generation) as kernel:
+            with calling(f"sandbox {sandbox_id}"), contextlib.suppress(NotFound):
+                self._api.client.wait(self._containers.name(sandbox_id, record.generation), timeout=None)
+            killed = record.spec.isolation == "gvisor" and containers.was_killed(kernel)
+        if killed:
+            self._note_kill(sandbox_id, record.generation)
         after = self._records.load(sandbox_id)
         if after is None or after.generation != record.generation:
             return deleted(sandbox_id)
         return self._steps.found(after).death or deleted(sandbox_id)
+
+    def _note_kill(self, sandbox_id: str, generation: int) -> None:
+        """Write down that gVisor's kernel was killed, which Docker tells as an exit code of the first process."""
+        with self._locks.of(sandbox_id).held():  # a call in flight may have killed it to replace or delete it
+            record = self._records.load(sandbox_id)
+            if record is None or record.generation != generation:
+                return
+            death = self._steps.found(record).death
+            if death is not None and death.reason is DeathReason.EXITED:
+                try:
+                    self._records.save(record.but(state=EngineState.DEAD, death=containers.killed(death)))
+                except OSError as error:
+                    log.error("sandbox %s: that its engine was killed cannot be recorded: %s", sandbox_id, error)
 
     def sweep(self) -> list[str]:
         gone: list[str] = []

@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,10 @@ from gateway.wire.errors import ErrorCode
 from node_agent.errors import RuntimeFailure
 from node_agent.host import mounts
 from node_agent.runtime.docker_engine import container_config
-from tests.contract.runtime.lab import UNTIL_GO, Lab, read_all, read_until
+from tests.contract.runtime.lab import UNTIL_GO, Lab, in_thread, read_all, read_until
 from tests.contract.runtime.marks import docker_only
+
+LINUX = tuple(map(int, os.uname().release.split(".")[:2]))
 
 
 @docker_only
@@ -94,6 +99,35 @@ def test_sandbox_whose_container_somebody_removed_is_dead_and_can_be_deleted(lab
     assert found.death.reason == "evicted"
     lab.runtime.delete(box.id)
     assert [path for path in mounts.mounted_below(lab.root) if box.id in str(path)] == []
+
+
+@docker_only
+@pytest.mark.skipif(LINUX < (6, 15), reason="an older kernel does not tell how a process ended that is nobody's child")
+def test_killed_kernel_of_a_sandbox_is_told_from_a_first_process_that_is_killed_inside(lab: Lab, client: Any) -> None:
+    with lab.sandbox() as killed, lab.sandbox(security={"user": "0:0"}) as inside:
+        ends = [in_thread(lab.runtime.wait, box.id) for box in (killed, inside)]
+        pid = client.inspect_container(killed.container(client))["State"]["Pid"]
+        _until_watched(pid)
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(RuntimeFailure):
+            inside.sh("kill -9 1")
+
+        deaths = [end.result(60) for end in ends]
+
+        assert [(death.reason, death.exit_code) for death in deaths] == [("evicted", 137), ("exited", 137)]
+        assert [lab.found(box.id).death.reason for box in (killed, inside)] == ["evicted", "exited"]  # type: ignore[union-attr]
+        with pytest.raises(RuntimeFailure) as refused:
+            killed.run("true")
+        assert refused.value.code is ErrorCode.SANDBOX_NOT_RUNNING
+
+
+def _until_watched(pid: int) -> None:
+    """Wait until this process holds a handle of that one."""
+    while True:
+        for entry in Path("/proc/self/fdinfo").iterdir():
+            with contextlib.suppress(OSError):
+                if f"Pid:\t{pid}\n" in entry.read_text():
+                    return
 
 
 @docker_only
