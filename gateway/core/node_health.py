@@ -1,5 +1,6 @@
 """Decide the state of a node: by the age of its last heartbeat, by the operator, by its agent."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -38,6 +39,17 @@ def next_check(state: NodeState, limits: HeartbeatLimits) -> float | None:
     if state in {N.READY, N.DRAINING}:
         return limits.unreachable_after
     return limits.lost_after if state is N.UNREACHABLE else None
+
+
+def hears_nobody(silences: Collection[float], limits: HeartbeatLimits) -> bool:
+    """Return whether it is the gateway that is cut off: several nodes, and none was heard for long.
+
+    Args:
+        silences: for how many seconds each node was silent that is not given up yet.
+        limits: when a node counts as unreachable and as lost.
+    """
+    long = (limits.unreachable_after + limits.lost_after) / 2
+    return len(silences) > 1 and min(silences) >= long
 
 
 def is_news(node: Node, beat: Heartbeat) -> bool:

@@ -18,6 +18,7 @@ from gateway.services.audit import AuditLog
 from gateway.services.capacity import CapacityService, PreparedService
 from gateway.services.controllers import Controllers, NodeOrders, ServiceContext
 from gateway.services.expiry import Activity, Reaper
+from gateway.services.hearing import Hearing
 from gateway.services.node_credentials import NodeDirectory, lock_state, node_secret
 from gateway.services.node_monitor import NodeMonitor
 from gateway.services.nodes import NodeService
@@ -94,6 +95,7 @@ class Internals:
     reaper: Reaper
     node_monitor: NodeMonitor
     activity: Activity
+    hearing: Hearing
     peers: Peers
     readiness: Readiness
 
@@ -119,6 +121,7 @@ class Internals:
             "housekeeping": self.reaper.housekeep,
             "node monitor": self.node_monitor.run,
             "activity": self.activity.run,
+            "hearing": self.hearing.run,
         }
         if self.db.shared:
             loops |= {"change feed": self.peers.follow_changes, "takeover": self.peers.take_over}
@@ -215,10 +218,11 @@ def build(
     context = _context(db, secret, orders, clock, new_id)
     uow = context.uow
     peers, readiness = Peers(uow, clock, settings), Readiness(db, context.background, clock)
-    activity = Activity(db, clock)
-    reaper = Reaper(uow, activity, clock, settings)
+    hearing = Hearing(db, clock, settings.heartbeat_interval)
+    activity = Activity(db, clock, hearing)
+    reaper = Reaper(uow, activity, clock, settings, hearing)
     heartbeat_limits = HeartbeatLimits(settings.unreachable_after, settings.lost_after)
-    node_monitor = NodeMonitor(uow, clock, new_id, heartbeat_limits)
+    node_monitor = NodeMonitor(uow, clock, new_id, heartbeat_limits, hearing)
     token_service = TokenService(db, clock, new_id)
     return Services(
         sandboxes=SandboxService(context, activity, reaper, settings),
@@ -230,7 +234,9 @@ def build(
         bundle=BundleService(settings.bundle_path),
         audit=AuditLog(audit_files(settings), clock),
         usage=UsageService(db),
-        internals=Internals(db, lock, context, Controllers(context), reaper, node_monitor, activity, peers, readiness),
+        internals=Internals(
+            db, lock, context, Controllers(context), reaper, node_monitor, activity, hearing, peers, readiness
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from sqlmodel import Session
 
 from gateway.core import transitions
 from gateway.core.model import Sandbox
+from gateway.services.hearing import Hearing
 from gateway.services.tasks import AsyncClock, Deadlines, wait_for_event
 from gateway.services.unit_of_work import UnitOfWork, Written
 from gateway.services.usage import oldest_kept
@@ -55,13 +56,15 @@ class Activity:
     """When sandboxes were last used: held in memory, and shared with other gateways through the rows.
 
     Where there are others, a use of a sandbox with ``idle_seconds`` is written at once, and again when a share of that
-    time has passed; so nobody who reads the row is mistaken by more than that share, and gets it on top. Of the row it
-    is the count of uses that matters: the clocks of other machines are not compared with.
+    time has passed; so nobody who reads the row is mistaken by more than that share, which is granted on top. It is the
+    row's count of uses that matters: the clocks of other machines are not compared with. Time in which this gateway
+    was deaf does not count, because others may have had uses to share.
     """
 
-    def __init__(self, db: Database, clock: AsyncClock) -> None:
+    def __init__(self, db: Database, clock: AsyncClock, hearing: Hearing) -> None:
         self._db = db
         self._clock = clock
+        self._hearing = hearing
         self._uses: dict[str, _Use] = {}
         self._unwritten: set[str] = set()
         self._due = math.inf
@@ -101,7 +104,7 @@ class Activity:
             use.at = now  # another gateway has seen a use since the last look
         use.uses, use.idle_seconds = max(sandbox.uses, use.uses or 0), limit
         late = self._share(use) if self._db.shared else 0.0
-        return now - use.at >= limit + late
+        return self._hearing.silence(use.at) >= limit + late
 
     def last_use(self, sandbox_id: str) -> float | None:
         """Return the monotonic time of the last use that is known here; ``None`` for none."""
@@ -184,8 +187,11 @@ class Activity:
 class Reaper:
     """Ends sandboxes whose time is over, and deletes rows that nobody needs any more."""
 
-    def __init__(self, uow: UnitOfWork, activity: Activity, clock: AsyncClock, settings: GatewaySettings) -> None:
+    def __init__(
+        self, uow: UnitOfWork, activity: Activity, clock: AsyncClock, settings: GatewaySettings, hearing: Hearing
+    ) -> None:
         self._uow = uow
+        self._hearing = hearing
         self._activity = activity
         self._clock = clock
         self._settings = settings
@@ -240,10 +246,10 @@ class Reaper:
         self.leases.set(sandbox_id, self._clock.monotonic() + self._settings.pending_lease)
 
     async def _end_wait(self, sandbox_id: str) -> None:
-        if self._uow.is_watched(sandbox_id):
+        now, lease = self._clock.now(), self._settings.pending_lease
+        if self._uow.is_watched(sandbox_id) or self._hearing.silence(-math.inf) < lease:
             self.renew(sandbox_id)
             return
-        now, lease = self._clock.now(), self._settings.pending_lease
         message = (
             f"sandbox {sandbox_id} found no room, and nobody asked for it again within {lease:.12g} s; create it again"
         )

@@ -180,7 +180,7 @@ class NodeService:
                 saved = await self._context.uow.commit(lambda session: self._save(session, node_id, beat, seen))
             except ApiError as error:
                 if error.code is not ErrorCode.NODE_NOT_FOUND:
-                    self._node_monitor.unsaved_heartbeat(node_id)
+                    self._node_monitor.unsaved_heartbeat(error)
                 raise
             self._node_monitor.heartbeat(saved.after)
             if saved.before.node_url != saved.after.node_url:

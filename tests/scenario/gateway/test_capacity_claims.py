@@ -66,7 +66,7 @@ async def image_is_missing(world: World) -> None:
 
 async def nobody_waits_any_longer(world: World) -> None:
     await waits_and_is_left(world)
-    world.manual_clock.advance(world.settings.pending_lease)
+    await world.pass_time(world.settings.pending_lease)
     await world.until("a", S.FAILED)
     await world.join()
 

@@ -23,6 +23,7 @@ from tests.scenario.gateway.world import (
     ManualClock,
     World,
     grow_silent,
+    pass_time,
     refused,
     settings_for,
     spec,
@@ -70,17 +71,17 @@ async def test_a_ttl_also_ends_a_wait(here: World) -> None:
 async def test_an_idle_sandbox_is_deleted_once_its_node_reports_no_exec(here: World) -> None:
     node = await here.join()
     await here.services.sandboxes.create(spec(idle_seconds=60))
-    here.manual_clock.advance(59)
+    await here.pass_time(59)
     await here.services.sandboxes.route("a")
-    here.manual_clock.advance(59)
+    await here.pass_time(59)
     await here.beat(node)
     assert await here.state("a") is S.RUNNING
-    here.manual_clock.advance(1)
+    await here.pass_time(1)
     await here.beat(node, a=1)  # an exec runs
-    here.manual_clock.advance(59)
+    await here.pass_time(59)
     await here.beat(node)
     assert await here.state("a") is S.RUNNING
-    here.manual_clock.advance(1 + (15 if here.services.internals.db.shared else 0))
+    await here.pass_time(1 + (15 if here.services.internals.db.shared else 0))
     await here.beat(node)
     await here.until("a", S.DELETED)
     assert (await here.services.sandboxes.get("a")).reason is DeathReason.IDLE
@@ -92,15 +93,15 @@ async def test_uses_through_one_gateway_count_in_every_other(pair: tuple[World, 
     await one.services.sandboxes.create(spec(idle_seconds=20))
     await two.beat(node)
     for _ in range(14):
-        one.manual_clock.advance(3)
+        await pass_time(3, one, two)
         await one.services.sandboxes.route("a")
         await uses_are_written(one)
         await two.beat(node)
         assert await two.state("a") is S.RUNNING
-    one.manual_clock.advance(5)  # the row may be behind by so much
+    await pass_time(5, one, two)  # the row may be behind by so much
     await uses_are_written(one)
     await two.beat(node)
-    one.manual_clock.advance(25)
+    await pass_time(25, one, two)
     await two.beat(node)
     await two.until("a", S.DELETED)
     assert (await two.services.sandboxes.get("a")).reason is DeathReason.IDLE
@@ -245,7 +246,7 @@ async def test_a_wait_that_nobody_renews_fails_and_a_later_create_starts_afresh(
     await here.until("a", S.PENDING)
     create.cancel()
     await asyncio.gather(create, return_exceptions=True)
-    here.manual_clock.advance(here.settings.pending_lease)
+    await here.pass_time(here.settings.pending_lease)
     await here.until("a", S.FAILED)
     record = await here.services.sandboxes.get("a")
     assert record.reason is DeathReason.EVICTED

@@ -10,6 +10,7 @@ from gateway.services.assembly import build
 from gateway.services.tasks import DEADLINE_RETRY
 from gateway.wire.errors import ErrorCode
 from gateway.wire.states import DeathReason, NodeState, SandboxState
+from tests.engines.postgres import own_server
 from tests.scenario.gateway.world import (
     FailingDatabase,
     Fleet,
@@ -52,7 +53,52 @@ async def test_a_full_disk_of_the_gateway_is_not_taken_for_silence_of_the_nodes(
             await here.beat(node)
             assert await here.state("a") is S.RUNNING
         else:
+            for _ in range(30):
+                assert await here.state("a") is S.RUNNING  # it may have reported while nothing could be written
+            await here.pass_time(settings.lost_after + DEADLINE_RETRY)
             await here.until("a", S.LOST)
+
+
+async def test_a_database_that_was_away_is_not_taken_for_silence_of_the_nodes(tmp_path: Path) -> None:
+    with own_server() as server, server.database() as url:
+        async with world(settings_for(tmp_path, url, unreachable_after=10, lost_after=30)) as here:
+            node = await here.join()
+            await here.services.sandboxes.create(spec())
+            server.stop("fast")
+            await here.pass_time(60)  # heartbeats come and are refused, because nobody's credential can be checked
+            server.start()
+            await here.pass_time(DEADLINE_RETRY)  # whatever was due is tried again
+            for _ in range(30):
+                assert await here.state("a") is S.RUNNING
+            await here.beat(node)
+            assert (await here.state("a"), await node_state(here)) == (S.RUNNING, N.READY)
+
+
+@pytest.mark.parametrize("before", [1, 250])
+async def test_a_gateway_that_stood_still_judges_nobody_before_it_has_listened(here: World, before: int) -> None:
+    node = await here.join()
+    await here.services.sandboxes.create(spec(idle_seconds=200))
+    await here.pass_time(before)
+    here.manual_clock.advance(here.settings.lost_after)  # as SIGSTOP and SIGCONT do
+    for _ in range(30):
+        assert await here.state("a") is S.RUNNING
+    await here.beat(node)
+    assert (await here.state("a"), await node_state(here)) == (S.RUNNING, N.READY)
+    await grow_silent(here, N.LOST)
+
+
+async def test_a_gateway_that_no_node_reaches_gives_none_of_them_up(tmp_path: Path) -> None:
+    async with world(settings_for(tmp_path)) as here:
+        first, second = await here.join("vm-1"), await here.join("vm-2")
+        await here.services.sandboxes.create(spec())
+        await here.pass_time(3 * here.settings.lost_after)
+        states = {record.state for record in (await here.services.nodes.all()).nodes}
+        assert (states, await here.state("a")) == ({N.UNREACHABLE}, S.RUNNING)
+        alive = second if "a" in first.have else first
+        for _ in range(int(here.settings.lost_after / 10) + 1):
+            await here.beat(alive)
+            await here.pass_time(10)
+        await here.until("a", S.LOST)
 
 
 async def test_an_unreachable_node_gets_nothing_new_and_keeps_its_sandboxes(here: World) -> None:

@@ -14,13 +14,13 @@ import pytest
 from sqlalchemy import text
 
 from gateway.core.model import NodeAddress, Sandbox
-from gateway.core.node_health import HeartbeatLimits
 from gateway.errors import ApiError
 from gateway.services.assembly import Services, build
 from gateway.services.tasks import AsyncClock
 from gateway.settings import GatewaySettings
 from gateway.store import sandboxes
 from gateway.store.db import Database, make_engine
+from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import (
     CreateOrder,
@@ -38,6 +38,8 @@ from gateway.wire.states import DeathReason, NodeState, SandboxState
 S = SandboxState
 N = NodeState
 T = TypeVar("T")
+TURNS = 20
+"""Of the event loop, in which everybody gets to do what is due."""
 ROOM = Shape(cpus=4, memory_mb=8192, disk_mb=40960, slots=32)
 RUNSC = RuntimeReport(name="runsc", version="1", isolations=["gvisor"], pause=True)
 
@@ -84,7 +86,10 @@ class ManualClock:
         self._wall += timedelta(**delta)
 
     def advance(self, seconds: float) -> None:
-        """Move both clocks, and wake everybody whose sleep is over by then."""
+        """Move both clocks, and wake everybody whose sleep is over by then.
+
+        A leap over several heartbeats is to a gateway as if its process had stood still.
+        """
         self._mono += seconds
         self._wall += timedelta(seconds=seconds)
         while self._sleepers and self._sleepers[0][0] <= self._mono:
@@ -200,6 +205,18 @@ class Fleet:
             raise ApiError(ErrorCode.NODE_UNREACHABLE, "the connection broke before the answer")
 
 
+async def pass_time(seconds: float, *worlds: "World") -> None:
+    """Let time pass on the clock of these gateways, in steps that are short enough for each to keep up."""
+    while seconds > 0:
+        step = min(seconds, limits.HEARTBEAT_INTERVAL)
+        worlds[0].manual_clock.advance(step)
+        seconds -= step
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        while any(world.services.internals.hearing.trying for world in worlds):
+            await asyncio.sleep(0.001)
+
+
 @dataclass
 class World:
     """One gateway and its fleet."""
@@ -214,6 +231,10 @@ class World:
         """The clock, where the test moves it."""
         assert isinstance(self.clock, ManualClock)
         return self.clock
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let time pass for this gateway."""
+        await pass_time(seconds, self)
 
     async def join(self, instance: str = "vm-1", total: Shape = ROOM, **fields: object) -> FakeNode:
         """Let a node register and report once."""
@@ -349,12 +370,12 @@ async def node_state(world: World) -> NodeState:
 
 async def grow_silent(world: World, state: NodeState) -> None:
     """Move the clock until the only node is in ``state``."""
-    limits = HeartbeatLimits(world.settings.unreachable_after, world.settings.lost_after)
-    world.manual_clock.advance(limits.unreachable_after)
+    unreachable, lost = world.settings.unreachable_after, world.settings.lost_after
+    await world.pass_time(unreachable)
     while await node_state(world) is not N.UNREACHABLE:
         await asyncio.sleep(0)
     if state is N.LOST:
-        world.manual_clock.advance(limits.lost_after - limits.unreachable_after)
+        await world.pass_time(lost - unreachable)
         while await node_state(world) is not N.LOST:
             await asyncio.sleep(0)
 

@@ -14,6 +14,16 @@ from gateway.wire.states import NODE_TRANSITIONS, NodeState
 
 N = NodeState
 LIMITS = HeartbeatLimits(unreachable_after=20, lost_after=300)
+
+
+@pytest.mark.parametrize(
+    ("silences", "nobody"),
+    [([], False), ([9000], False), ([9000, 0], False), ([9000, 159], False), ([160, 160], True), ([9000, 300], True)],
+)
+def test_a_gateway_that_hears_nobody_is_the_one_that_is_cut_off(silences: list[float], nobody: bool) -> None:
+    assert node_health.hears_nobody(silences, LIMITS) is nobody
+
+
 NODE = Node(
     id="n", instance="vm", pool="p", state=N.READY, node_url="http://n", agent_version="1", total=Shape(), runtimes=(),
     registered_at=datetime(2026, 1, 1, tzinfo=UTC),
