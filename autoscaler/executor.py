@@ -153,7 +153,7 @@ class Executor:
         if action.boot_failed:
             self._creator.boot_failed(intent, action.reason)
         try:
-            answer = self._providers[intent.provider].delete(Ref(id=intent.instance_id, name=intent.name))
+            answer = self._providers[intent.provider].delete(_ref(intent))
         except ProviderError as error:
             log.warning("delete of %s failed (%s): %s", intent.name, error.kind, error)
             words = f"{error.kind}: {error}"
@@ -208,6 +208,11 @@ class Executor:
 
     def _amend(self, operation_id: str, reason: str, **changes: object) -> Intent:
         return self._journal.amend(operation_id, now=self._clock.now(), reason=reason, **changes)
+
+
+def _ref(intent: Intent) -> Ref:
+    """Name what the order has made: one without an id may have a namesake of another order."""
+    return Ref(id=intent.instance_id, name=intent.name, operation_id=intent.operation_id)
 
 
 def _run_lane(steps: Sequence[Step], turn: Turn) -> None:

@@ -162,11 +162,11 @@ class InstanceCreator:
         If it has, the instance holds that try's token, and needs no new one.
         """
         try:
-            found = provider.get(Ref(name=intent.name))
+            found = provider.get(Ref(name=intent.name, operation_id=intent.operation_id))
         except ProviderError as error:
             self._amend(intent, f"{error.kind}: {error}", next_try_at=again_at)
             return True
-        if found is None or naming.operation_of(found) != intent.operation_id:
+        if found is None:
             return False
         self._move(intent, S.BOOTING, "an earlier try had created it", instance_id=found.id)
         return True

@@ -226,7 +226,7 @@ class Ref:
     """Names one instance by id, by name, or by both, which must then agree.
 
     Where names are not unique, a name alone means all that carry it: ``get`` finds the oldest that is not gone, and
-    ``delete`` ends every one.
+    ``delete`` ends every one.  With an operation it means only what that operation has made.
 
     Raises:
         ValueError: neither is given; that would name everything.
@@ -234,10 +234,19 @@ class Ref:
 
     id: str | None = None
     name: str | None = None
+    operation_id: str | None = None
 
     def __post_init__(self) -> None:
         if self.id is None and self.name is None:
             raise ValueError("a Ref needs an id, a name, or both")
+
+    def names(self, instance: Instance) -> bool:
+        """Return whether an instance of the deployment is one that is meant."""
+        return (
+            self.id in (None, instance.id)
+            and self.name in (None, instance.name)
+            and self.operation_id in (None, instance.labels.get(OPERATION_LABEL))
+        )
 
 
 @dataclass(frozen=True)
@@ -332,7 +341,8 @@ class ComputeProvider(ABC):
     def delete(self, ref: Ref) -> Deleted:
         """Begin removal; an unknown instance is `Deleted.GONE`.  Also takes the id of a leftover of an `Inventory`.
 
-        A name alone ends every instance of the deployment that carries it.
+        A name alone ends every instance of the deployment that carries it; a name with an operation, those of the
+        operation only.
         """
 
     @abstractmethod

@@ -47,8 +47,7 @@ class LedgerProvider(base.ComputeProvider):
         return base.Inventory(tuple(self._instances()), taken_at=datetime.now(UTC))
 
     def get(self, ref: base.Ref) -> base.Instance | None:
-        found = (vm for vm in self._instances() if ref.id in (None, vm.id) and ref.name in (None, vm.name))
-        return next(found, None)
+        return next((vm for vm in self._instances() if ref.names(vm)), None)
 
     def create(self, want: base.Create) -> base.Instance:
         if all((offer.type, offer.location) != (want.type, want.location) for offer in OFFERS):

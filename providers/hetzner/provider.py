@@ -162,7 +162,8 @@ class HetznerProvider(ComputeProvider):
             return None
         if found is None or not mapping.is_ours(found[0].labels, self._deployment):
             return None
-        return found if ref.name in (None, found[0].name) else None
+        is_meant = ref.name in (None, found[0].name) and ref.operation_id in (None, found[0].labels[OPERATION_LABEL])
+        return found if is_meant else None
 
     def _by_id(self, number: str, priority: Priority) -> tuple[Server, datetime] | None:
         if not (number.isascii() and number.isdecimal() and int(number) <= MAX_NUMBER):

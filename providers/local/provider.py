@@ -213,7 +213,8 @@ class LocalProvider(ComputeProvider):
         if len(names) != 1 or "/" in (name := names.pop()) or name.startswith("."):
             return None
         home = Home(self._root / name)
-        return home if self._mine(home) is not None else None
+        record = self._mine(home)
+        return home if record is not None and ref.operation_id in (None, record.operation_id) else None
 
     def _mine(self, home: Home) -> InstanceRecord | None:
         try:

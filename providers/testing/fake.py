@@ -441,7 +441,5 @@ class FakeProvider(ComputeProvider):
         return [
             machine
             for machine in (*there, *self.cloud.ended.values())
-            if self._is_mine(machine)
-            and ref.id in (None, machine.instance.id)
-            and ref.name in (None, machine.instance.name)
+            if self._is_mine(machine) and ref.names(machine.instance)
         ]

@@ -144,7 +144,7 @@ class UCloudProvider(ComputeProvider):
         named = {NAME_LABEL: ref.name} if ref.name is not None and ref.id is None else {}
         jobs = self._client.browse(self._mine() | named, ids=(ref.id,) if ref.id is not None else (), updates=True).jobs
         self._check_project(jobs)
-        return _best(tuple(job for job in jobs if ref.name in (None, job.labels.get(NAME_LABEL))))
+        return _best(tuple(job for job in jobs if _is_meant(job, ref)))
 
     def _with_history(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         """Return the jobs, those that wait with their history, which says why."""
@@ -178,6 +178,12 @@ class UCloudProvider(ComputeProvider):
         if other is not None:
             message = f"job {other.id} is in project {other.owner.project}, not {wanted}; the token is for another one"
             raise not_sent(ErrorKind.CONFIG, message, Scope.PROVIDER)
+
+
+def _is_meant(job: Job, ref: Ref) -> bool:
+    """Return whether the name and the operation of a job are those of ``ref``, where it has them."""
+    is_named = ref.name in (None, job.labels.get(NAME_LABEL))
+    return is_named and ref.operation_id in (None, job.labels.get(OPERATION_LABEL))
 
 
 def _best(jobs: tuple[Job, ...]) -> tuple[Job, ...]:

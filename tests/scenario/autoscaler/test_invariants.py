@@ -37,6 +37,20 @@ ONCE: tuple[list[Happening], ...] = (
     ],
     # A node of an older order has the name of what boots.
     [("wait", 2), ("ask", ("gpu", 1)), ("wait", 1), ("namesake", 0), ("wait", 8)],
+    # It has the name of an order that made nothing: the delete that proves so named what another order had made.
+    [
+        ("wait", 2),
+        ("crash", 0),
+        ("ask", ("gpu", 1)),
+        ("wait", 1),
+        ("second", None),
+        ("crash", 15),
+        ("wait", 4),
+        ("crash", 0),
+        ("wait", 1),
+        ("namesake", 0),
+        ("crash", 0),
+    ],
 )
 """Worlds that once failed."""
 

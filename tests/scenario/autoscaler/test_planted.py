@@ -260,6 +260,7 @@ RARE: dict[str, list[Happening]] = {
         ("hide", 0),
         ("wait", 15),
     ],
+    "a jump of the clock is not noticed": [("ask", ("gpu", 1)), ("wait", 1), ("skew", 2203), ("wait", 12)],
     "a node is known by its name only": [
         ("wait", 2),
         ("ask", ("gpu", 1)),
