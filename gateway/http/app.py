@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -163,6 +163,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if isinstance(cause, ApiError):
         # A layer refused while FastAPI read the body, and FastAPI wrapped that in an error of its own.
         return error_response(cause, request.scope)
+    if isinstance(cause, ClientDisconnect):
+        return await _caller_gone(request, cause)
     where = f"{request.method} {request.scope['path'][:300]}"
     if error.status_code == 404:
         return error_response(ApiError(ErrorCode.NOT_FOUND, f"no such path: {where}; see /openapi.json"), request.scope)

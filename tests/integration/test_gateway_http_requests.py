@@ -403,6 +403,16 @@ def test_a_gateway_whose_store_takes_no_write_is_not_ready(
     assert "Retry-After" in answer.headers
 
 
+def test_a_caller_that_leaves_before_its_body_has_come_made_no_mistake(gateway: HttpGateway) -> None:
+    host, port = gateway.url.removeprefix("http://").split(":")
+    (secret,) = gateway.client.values()
+    head = f"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\nContent-Length: 100\r\n\r\n"
+    with LogLines("gateway.access") as lines:
+        with socket.create_connection((host, int(port)), timeout=10) as caller:
+            caller.sendall(head.encode() + b'{"id": ')
+        assert "] 499 " in lines.next("POST /v1/sandboxes").getMessage()
+
+
 def test_no_answer_is_compressed_or_redirected(gateway: HttpGateway) -> None:
     headers = {**gateway.client, "Accept-Encoding": "gzip, deflate"}
     answer = gateway.call("GET", "/v1/sandboxes", headers=headers, allow_redirects=False)
