@@ -216,7 +216,10 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.NOT_A_DIRECTORY: "a part of the path is not a directory",
     ErrorCode.FILE_PERMISSION: "the sandbox's user lacks the permission",
     ErrorCode.TRANSFER_INTERRUPTED: "the sandbox restarted or ended during an upload or a download",
-    ErrorCode.DISK_FULL: "the disk of the sandbox, the node or the gateway is full; the gateway's own is retryable",
+    ErrorCode.DISK_FULL: (
+        "the disk of the sandbox, the node or the gateway is full; the gateway's own is retryable, and refuses no"
+        " delete, pause or revocation"
+    ),
     ErrorCode.NODE_NOT_FOUND: "no node has this id",
     ErrorCode.NODE_UNREACHABLE: "the node cannot be reached; not retryable if the outcome is unknown",
     ErrorCode.NODE_REFUSED: "the node accepts nothing now",

@@ -49,6 +49,9 @@ class GatewaySettings(DaemonSettings):
     ended_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
     """Seconds after its end for which an ``exited``, ``failed`` or ``lost`` sandbox without a ttl is kept; then it is
     deleted, with its workspace.  What runs or may still run is never deleted by it."""
+    reserve_mb: int = Field(default=16, ge=1)
+    """MiB that are set aside in a file beside a SQLite database, so that deletes, pauses and revocations work on a full
+    disk too.  While they are not whole, nothing new is made."""
     audit_days: int = Field(default=90, ge=1)
     """Days for which the audit log is kept, in ``state_dir``/audit."""
     audit_max_mb: int = Field(default=2048, ge=8)

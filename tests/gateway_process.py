@@ -69,7 +69,7 @@ def gateway_process(
     process = subprocess.Popen(
         [sys.executable, "-m", "sandboxes", "gateway", "run", "--port", str(port), "--state-dir", str(state_dir)],
         cwd=ROOT,
-        env={**os.environ, **(environ or {})},
+        env={**os.environ, "SANDBOXES_GATEWAY_RESERVE_MB": "1", **(environ or {})},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -79,7 +79,9 @@ def build_app(
     """
     app = routes_only()
     app.state.parts = Parts(services, node_client, installed_version())
-    shares = FairShares(AuditGate(app, services.audit), requests=max_requests, creates=max_creates)
+    shares = FairShares(
+        AuditGate(app, services.audit, services.require_room), requests=max_requests, creates=max_creates
+    )
     graceful_stop = GracefulStop(AuthGate(shares, services.tokens), stop_grace)
     boundary = RequestBoundary(BodyLimit(graceful_stop))
     trail = AuditTrail(boundary, services.audit, services.internals.context.clock)

@@ -32,6 +32,7 @@ _INSIDE: Final = ("/v1/exec/", "/v1/sandboxes/{sandbox_id}")
 # What they make is named in the body, which only the route reads: it calls `announce` itself.
 _BY_ROUTE: Final = frozenset({"/v1/sandboxes", "/v1/capacity/prepare", "/v1/builders/prepare"})
 _ANNOUNCE: Final = "audit_announce"
+_PAUSE: Final = "/v1/sandboxes/{sandbox_id}/pause"
 _CALLER_GONE: Final = 499
 
 
@@ -125,18 +126,30 @@ class AuditTrail:
 
 
 class AuditGate:
-    """ASGI layer that lets a call through once its first line is written, and refuses it where none could be."""
+    """ASGI layer that lets a call through once its first line is written, and refuses it where none could be.
 
-    def __init__(self, app: ASGIApp, log: AuditLog) -> None:
+    It also refuses what makes something new while the disk's reserve is not whole.
+
+    Args:
+        app: the next layer.
+        log: where the lines go.
+        require_room: raises while the reserve is not whole.
+    """
+
+    def __init__(self, app: ASGIApp, log: AuditLog, require_room: Callable[[], Awaitable[None]]) -> None:
         self._app = app
         self._log = log
+        self._require_room = require_room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         template = None if scope["method"] in _READS else TABLE.match(scope["path"]).template
         if template not in {None, _SILENT}:
-            # A delete makes room, so it is never refused for want of it.
-            if scope["method"] != "DELETE":
-                self._log.require_room(makes=not str(template).startswith(_INSIDE))
+            # A delete makes room and a pause saves it, so neither is refused for want of it.
+            if scope["method"] != "DELETE" and template != _PAUSE:
+                makes = not str(template).startswith(_INSIDE)
+                self._log.require_room(makes=makes)
+                if makes:
+                    await self._require_room()
             if template not in _BY_ROUTE:
                 await announce(scope)
         await self._app(scope, receive, send)

@@ -34,12 +34,16 @@ from gateway.settings import GatewaySettings
 from gateway.store import nodes, sandboxes
 from gateway.store.audit_files import AuditFiles
 from gateway.store.db import Database
+from gateway.store.failures import disk_full
 from gateway.wire import limits
 from gateway.wire.errors import ErrorCode
 from gateway.wire.settings import ConfigurationError
 from gateway.wire.states import ENDED, SandboxState
 
 log = logging.getLogger(__name__)
+
+RESERVE_RETRY: Final = 5.0
+"""Seconds between two attempts to make the disk's reserve whole again."""
 
 
 READY_SECONDS: Final = 1.0
@@ -112,6 +116,12 @@ class Internals:
         ):
             uow.subscribe_to_peers(listener)
 
+    async def refill_reserve(self) -> None:
+        """Take back what deletes on a full disk have used, for ever: nothing tells when there is room again."""
+        while True:
+            await self.context.clock.sleep(RESERVE_RETRY)
+            await self.db.keep_reserve()
+
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return the endless loops of the background by name."""
         loops: dict[str, Callable[[], Awaitable[None]]] = {
@@ -122,6 +132,7 @@ class Internals:
             "node monitor": self.node_monitor.run,
             "activity": self.activity.run,
             "hearing": self.hearing.run,
+            "disk reserve": self.refill_reserve,
         }
         if self.db.shared:
             loops |= {"change feed": self.peers.follow_changes, "takeover": self.peers.take_over}
@@ -151,10 +162,26 @@ class Services:
         """
         await self.internals.readiness.check()
 
+    async def require_room(self) -> None:
+        """Return when the disk's reserve is whole, so that something new may be made.
+
+        Raises:
+            ApiError: ``DISK_FULL``.
+        """
+        if not await self.internals.db.keep_reserve():
+            raise disk_full(
+                "nothing new is made, because the disk of the gateway's database is full: what is left is for deletes,"
+                " pauses and revocations; delete what is no longer needed, or free space there"
+            )
+
     async def __aenter__(self) -> Self:
         """Start: unsettled sandboxes get their controllers again, nodes their full grace period."""
         internals, uow = self.internals, self.internals.context.uow
         internals.subscribe()
+        if not await internals.db.keep_reserve():
+            log.warning(
+                "the disk of the gateway's database has no room for its reserve; nothing new is made until it has"
+            )
         known_nodes, unfinished = await internals.db.read(_unfinished)
         for node in known_nodes:
             internals.node_monitor.heartbeat(node)
@@ -242,6 +269,7 @@ def build(
 
 def _open(settings: GatewaySettings, open_database: Callable[[str], Database]) -> Database:
     db = open_database(settings.url)
+    db.want_reserve(settings.reserve_mb * limits.MIB)
     try:
         db.hear_notices_on(settings.database_direct_url)
     except BaseException:

@@ -5,8 +5,8 @@ disk.  "Written" means that the kernel has them: they survive the end of this pr
 
 When the disk is full, the lines are held in memory, copied to the gateway's ordinary log, and written once there is
 room.  Meanwhile calls that make something new are refused; so are all others that change something, once `MAX_HELD`
-lines are held.  Deletes are never refused, because they make room: beyond `MAX_HELD` their lines are in the ordinary
-log only, and a line in the audit log says how many.
+lines are held.  Deletes, revocations and pauses are never refused, because they make room or take a right away: beyond
+`MAX_HELD` their lines are in the ordinary log only, and a line in the audit log says how many.
 """
 
 import asyncio

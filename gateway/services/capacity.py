@@ -133,7 +133,7 @@ class PreparedService:
             capacity.remove(session, prepare_id)
             return found if found.count else None
 
-        return await self._db.write(fn)
+        return await self._db.write(fn, reserved=True)
 
     def _fresh(
         self, kind: PreparedKind, request: PrepareRequest | BuilderPrepareRequest, shape: Shape, tenant: str

@@ -215,4 +215,6 @@ class Controllers:
 
     async def _change(self, sandbox: Sandbox, decide: transitions.Decide) -> None:
         """Write the result of the sandbox's operation, unless it was overtaken meanwhile."""
-        await self._context.uow.change(sandbox.id, lambda row: decide(row) if row.same_operation(sandbox) else None)
+        await self._context.uow.change(
+            sandbox.id, lambda row: decide(row) if row.same_operation(sandbox) else None, reserved=True
+        )

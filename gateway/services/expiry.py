@@ -237,7 +237,7 @@ class Reaper:
             unchanged = transitions.time_is_over_at(row, self._keep_ended) == armed_for
             return transitions.unless_leaving(row, DeathReason.TTL, now) if unchanged else None
 
-        await self._uow.change(sandbox_id, decide)
+        await self._uow.change(sandbox_id, decide, reserved=True)
 
     # -- lease of a wait ----------------------------------------------------------------------------------------------
 
@@ -287,7 +287,8 @@ class Reaper:
             if item.live_execs:
                 self._activity.touch(row.id, row.spec.idle_seconds)
             elif row.started_at is not None and self._activity.is_over(row):
-                await self._uow.commit(partial(self._delete_idle, idle=row, since=self._activity.last_use(row.id)))
+                delete = partial(self._delete_idle, idle=row, since=self._activity.last_use(row.id))
+                await self._uow.commit(delete, reserved=True)
 
     def _delete_idle(self, session: Session, idle: Sandbox, since: float | None) -> Written[None]:
         """Delete it, unless it was used here since ``since`` or, by its row, anywhere since ``idle`` was read."""
@@ -311,6 +312,6 @@ class Reaper:
         """Delete deleted sandboxes, gone nodes, ended credentials and tokens, prepared units, and old usage."""
         before = self._clock.now() - timedelta(seconds=self._settings.tombstone_seconds)
         for purge in (sandboxes.purge, nodes.purge_gone, nodes.purge_grants, tokens.purge_of_nodes, capacity.purge):
-            await self._uow.db.write(partial(purge, before=before))
+            await self._uow.db.write(partial(purge, before=before), reserved=True)
         oldest = oldest_kept(self._settings, self._clock.now())
-        await self._uow.db.write(partial(usage.purge, before=oldest))
+        await self._uow.db.write(partial(usage.purge, before=oldest), reserved=True)

@@ -151,7 +151,9 @@ class NodeService:
             ApiError: ``NODE_NOT_FOUND``; ``CONFLICT`` while it holds live sandboxes and is neither lost nor, with its
                 machine gone, unreachable.
         """
-        envelope = await self._context.uow.commit(lambda session: self._remove(session, node_id, machine_gone))
+        envelope = await self._context.uow.commit(
+            lambda session: self._remove(session, node_id, machine_gone), reserved=True
+        )
         self._tokens.forget()
         self._context.routes.drop_node(node_id)
         self._node_monitor.forget(node_id)

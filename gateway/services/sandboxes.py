@@ -228,7 +228,7 @@ class SandboxService:
         """
         until = self._clock.monotonic() + self._settings.delete_wait
         with self._uow.watch(sandbox_id) as watch:
-            sandbox = await self._uow.commit(lambda session: self._begin_delete(session, sandbox_id))
+            sandbox = await self._uow.commit(lambda session: self._begin_delete(session, sandbox_id), reserved=True)
             while sandbox is not None and sandbox.state is S.DELETING and await watch.change(self._clock, until):
                 sandbox = self._left(sandbox, watch)
         return None if sandbox is None else sandbox_record(sandbox)
@@ -288,7 +288,7 @@ class SandboxService:
             return sandbox
         now = self._clock.now()
         row = await self._uow.change(
-            sandbox.id, lambda row: confirmed(row, now) if row.same_operation(sandbox) else None
+            sandbox.id, lambda row: confirmed(row, now) if row.same_operation(sandbox) else None, reserved=True
         )
         if row is None:
             raise errors.not_found(sandbox.id, None)

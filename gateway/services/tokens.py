@@ -107,7 +107,7 @@ class TokenService:
             tokens.revoke(session, token_id, now)
             return tokens.get(session, token_id)
 
-        token = await self._db.write(fn)
+        token = await self._db.write(fn, reserved=True)
         self.forget()
         if token is None:
             raise ApiError(ErrorCode.NOT_FOUND, f"there is no token {token_id}; list them to see the ids")

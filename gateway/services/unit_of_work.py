@@ -75,18 +75,25 @@ class UnitOfWork:
         self._listeners: list[Listener] = []
         self._peer_listeners: list[Listener] = []
 
-    async def commit(self, fn: Callable[[Session], Written[T]]) -> T:
+    async def commit(self, fn: Callable[[Session], Written[T]], *, reserved: bool = False) -> T:
         """Run ``fn`` in a write transaction and publish what it changed, also when the caller is cancelled meanwhile.
+
+        Args:
+            fn: the transaction.
+            reserved: as for `Database.write`.
 
         Raises:
             ApiError: as `Database.write`, and whatever ``fn`` raises; then nothing was written.
         """
-        return await self._background.finish(self._commit(fn), "commit")
+        return await self._background.finish(self._commit(fn, reserved), "commit")
 
-    async def change(self, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None]) -> Sandbox | None:
+    async def change(
+        self, sandbox_id: str, decide: Callable[[Sandbox], Sandbox | None], *, reserved: bool = False
+    ) -> Sandbox | None:
         """Write what ``decide`` makes of the present row, and return the row as it then is.
 
         ``decide`` returns ``None`` to leave the row alone. The answer is ``None`` when there is no row.
+        ``reserved`` is as for `Database.write`.
         """
 
         def fn(session: Session) -> Written[Sandbox | None]:
@@ -97,9 +104,9 @@ class UnitOfWork:
             saved = sandboxes.save(session, row, after)
             return Written(saved, (saved,))
 
-        return await self.commit(fn)
+        return await self.commit(fn, reserved=reserved)
 
-    async def _commit(self, fn: Callable[[Session], Written[T]]) -> T:
+    async def _commit(self, fn: Callable[[Session], Written[T]], reserved: bool) -> T:
         changed: list[str] = []
 
         def announced(session: Session) -> Written[T]:
@@ -110,7 +117,7 @@ class UnitOfWork:
             return written
 
         try:
-            written = await self.db.write(announced)
+            written = await self.db.write(announced, reserved=reserved)
         except ApiError:
             if changed:  # it came as far as the commit, whose answer may be all that is lost
                 self._background.insist(partial(self._publish_rows, tuple(changed)), "commit without an answer")

@@ -5,6 +5,7 @@ code. A function that is handed to `Database.write` or `Database.read` runs on a
 in one transaction, and never touches the event loop.
 """
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -37,6 +38,7 @@ from sqlmodel import Session
 from gateway.errors import StoreError
 from gateway.store import calls, failures
 from gateway.store.calls import BoundedCalls
+from gateway.store.reserve import DiskReserve, RoomOnDisk
 from gateway.wire import postgresql
 from gateway.wire.postgresql import PATIENCE, Patience
 
@@ -60,6 +62,7 @@ class Database:
 
     def __init__(self, engine: Engine, patience: Patience = PATIENCE) -> None:
         self._engine = engine
+        self._reserve = _reserve_of(engine.url)
         self._notices_url = engine.url
         self._name = uuid4().hex
         seconds = patience.call if self.shared else None
@@ -79,9 +82,7 @@ class Database:
         """
         engine = make_engine(url, patience)
         try:
-            with engine.begin() as connection:
-                _wait_for_migrations(connection)
-                migrate(connection)
+            _prepare(engine)
         except DBAPIError as error:
             engine.dispose()
             raise StoreError(f"database {engine.url.render_as_string()}: {failures.why_unusable(error)}") from error
@@ -90,19 +91,34 @@ class Database:
             raise
         return cls(engine, patience)
 
-    async def write(self, fn: Callable[[Session], T]) -> T:
+    async def write(self, fn: Callable[[Session], T], *, reserved: bool = False) -> T:
         """Run ``fn`` in a transaction that is committed when it returns, and return its answer.
 
         ``fn`` runs again, on fresh rows, when it raises `StaleError`; so it must have no other effect.
 
+        Args:
+            fn: the transaction.
+            reserved: it makes room, or takes a right away, and so may use the reserve of a full disk.
+
         Raises:
             ApiError: ``DISK_FULL``, ``BUSY``.
         """
-        return await self._run(self._writer, fn)
+        return await self._run(self._writer, fn, reserved)
 
     async def read(self, fn: Callable[[Session], T]) -> T:
         """Run ``fn`` in a transaction of its own, beside the writer. Raises as `write`."""
         return await self._run(self._readers, fn)
+
+    def want_reserve(self, size: int) -> None:
+        """Set how many bytes of the disk `keep_reserve` keeps; on PostgreSQL there are none."""
+        if self._reserve is not None:
+            self._reserve.wanted = size
+
+    async def keep_reserve(self) -> bool:
+        """Take what is missing of the disk's reserve; return whether it is whole, as where there is none."""
+        if self._reserve is None or self._reserve.is_whole():
+            return True
+        return await asyncio.to_thread(self._reserve.fill)
 
     async def probe(self) -> None:
         """Return once a write was committed, which changes nothing.
@@ -162,12 +178,15 @@ class Database:
         self._readers.close()
         self._engine.dispose()
 
-    async def _run(self, threads: BoundedCalls, fn: Callable[[Session], T]) -> T:
-        return await threads.run(partial(self._in_session, fn, threads is self._readers))
+    async def _run(self, threads: BoundedCalls, fn: Callable[[Session], T], reserved: bool = False) -> T:
+        return await threads.run(partial(self._in_session, fn, threads is self._readers, reserved))
 
-    def _in_session(self, fn: Callable[[Session], T], read_only: bool) -> T:
+    def _in_session(self, fn: Callable[[Session], T], read_only: bool, reserved: bool) -> T:
         engine = self._engine.execution_options(read_only=read_only)
-        for _ in range(ATTEMPTS):
+        room = RoomOnDisk(engine, self._reserve if reserved else None)
+        attempts = ATTEMPTS
+        while attempts > 0:
+            attempts -= 1
             committing = False
             try:
                 with Session(engine, expire_on_commit=False) as session:
@@ -181,8 +200,36 @@ class Database:
                 # What was lost before its commit was not done. Of a commit that was lost nobody knows.
                 if failures.runs_again(error, committing=committing) and not calls.is_cut():
                     continue
+                if failures.wants_room(error) and room.make():
+                    attempts += 1
+                    continue
                 raise failures.refusal(error) from error
         raise failures.too_busy()
+
+
+def _reserve_of(url: URL) -> DiskReserve | None:
+    """Return the reserve beside a SQLite file."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    return DiskReserve(Path(f"{url.database}.reserve"))
+
+
+def _prepare(engine: Engine) -> None:
+    """Migrate the database; on a full disk with what its reserve gives.
+
+    Raises:
+        DBAPIError, StoreError: it cannot be used.
+    """
+    room = RoomOnDisk(engine, _reserve_of(engine.url))
+    while True:
+        try:
+            with engine.begin() as connection:
+                _wait_for_migrations(connection)
+                migrate(connection)
+                return
+        except DBAPIError as error:
+            if not (failures.wants_room(error) and room.make()):
+                raise
 
 
 def lock_placement(connection: Connection) -> None:

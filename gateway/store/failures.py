@@ -80,6 +80,11 @@ def runs_again(error: SQLAlchemyError, *, committing: bool) -> bool:
     return error.connection_invalidated and not committing
 
 
+def wants_room(error: SQLAlchemyError) -> bool:
+    """Return whether it may be a full disk; SQLite calls it a broken one where a side file could not grow."""
+    return _cause_of(error) in {_Cause.FULL, _Cause.BROKEN}
+
+
 def why_unusable(error: DBAPIError) -> str:
     """Return one sentence about a database that cannot be opened."""
     message = str(error.orig).strip() if error.orig is not None else ""
@@ -101,12 +106,7 @@ def refusal(error: SQLAlchemyError) -> Exception:
     """Return the refusal for a database that fails in use; the error itself when it is a bug."""
     match _cause_of(error):
         case _Cause.FULL:
-            return ApiError(
-                ErrorCode.DISK_FULL,
-                "the gateway's database cannot grow: its disk is full",
-                retryable=True,
-                retry_after=5,
-            )
+            return disk_full("the gateway's database cannot grow: its disk is full; free space there")
         case _Cause.LOCKED:
             return ApiError(
                 ErrorCode.BUSY, "the gateway's database is locked by another process; try again", retry_after=1
@@ -117,6 +117,11 @@ def refusal(error: SQLAlchemyError) -> Exception:
             return away()
         case _:
             return error
+
+
+def disk_full(message: str) -> ApiError:
+    """Refuse a change for which the gateway's own disk has no room."""
+    return ApiError(ErrorCode.DISK_FULL, message, retryable=True, retry_after=5)
 
 
 def too_busy() -> ApiError:

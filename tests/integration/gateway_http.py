@@ -156,7 +156,7 @@ def running_gateway(
         node_client = NodeClient()
         loop.call(node_client.__aenter__())
         stack.callback(lambda: loop.call(node_client.__aexit__(None, None, None)))
-        services = build(GatewaySettings.model_validate({**patient, **(settings or {})}), node_client)
+        services = build(GatewaySettings.model_validate({**patient, "reserve_mb": 1, **(settings or {})}), node_client)
         loop.call(services.__aenter__())
         stack.callback(lambda: loop.call(services.__aexit__()))
 

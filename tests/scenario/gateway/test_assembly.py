@@ -8,7 +8,6 @@ A second gateway on the same database, with the same nodes, must come to the sam
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from gateway.services.assembly import Services, build
 from gateway.services.expiry import FLUSH_INTERVAL
 from gateway.services.tasks import SystemClock
 from gateway.settings import GatewaySettings
+from gateway.store.calls import BoundedCalls
 from gateway.store.db import Database
 from gateway.wire.errors import ErrorCode
 from gateway.wire.nodes import CreateOrder, InventoryItem
@@ -51,9 +51,9 @@ class FusedDatabase(Database):
 
     fuse: Fuse
 
-    async def _run(self, executor: ThreadPoolExecutor, fn: Callable[[Any], T]) -> T:
+    async def _run(self, threads: BoundedCalls, fn: Callable[[Any], T], reserved: bool = False) -> T:
         await self.fuse.point()
-        answer = await super()._run(executor, fn)
+        answer = await super()._run(threads, fn, reserved)
         await self.fuse.point()
         return answer
 

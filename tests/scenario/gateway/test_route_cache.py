@@ -40,10 +40,10 @@ class WatchedDatabase(Database):
     held: asyncio.Event | None = None
     answered: asyncio.Event | None = None
 
-    async def _run(self, threads: BoundedCalls, fn: Callable[[Any], T]) -> T:
+    async def _run(self, threads: BoundedCalls, fn: Callable[[Any], T], reserved: bool = False) -> T:
         self.transactions += 1
         held, self.held = self.held, None
-        answer = await super()._run(threads, fn)
+        answer = await super()._run(threads, fn, reserved)
         if held is not None:
             assert self.answered is not None
             self.answered.set()

@@ -318,7 +318,7 @@ def heartbeat(node: FakeNode, live_execs: dict[str, int] | None = None) -> Heart
 
 def settings_for(state_dir: Path, url: str | None = None, **fields: object) -> GatewaySettings:
     """Return the settings of a gateway under test."""
-    return GatewaySettings.model_validate({"state_dir": state_dir, "database_url": url, **fields})
+    return GatewaySettings.model_validate({"state_dir": state_dir, "database_url": url, "reserve_mb": 1, **fields})
 
 
 @contextlib.asynccontextmanager
@@ -356,11 +356,11 @@ class FailingDatabase(Database):
 
     failures = 0
 
-    async def write(self, fn: Callable[[Any], T]) -> T:
+    async def write(self, fn: Callable[[Any], T], *, reserved: bool = False) -> T:
         if self.failures:
             self.failures -= 1
             raise ApiError(ErrorCode.DISK_FULL, "the gateway's database cannot grow: its disk is full")
-        return await super().write(fn)
+        return await super().write(fn, reserved=reserved)
 
 
 async def node_state(world: World) -> NodeState:
