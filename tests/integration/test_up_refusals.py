@@ -120,6 +120,7 @@ def test_node_that_cannot_start(directory: StateDir) -> None:
     assert str(log) in said and "no engine works" in log.read_text()
 
 
+@pytest.mark.soak
 def test_autoscaler_that_cannot_start(directory: StateDir) -> None:
     before = ("env", "SANDBOXES_AUTOSCALER_TICK_SECONDS=never")
     said = refusal(directory.root, "--port", str(free_port()), before=before)
