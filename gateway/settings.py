@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.wire import limits
 from gateway.wire.settings import DaemonSettings
@@ -69,6 +69,23 @@ class GatewaySettings(DaemonSettings):
     def url(self) -> str:
         """SQLAlchemy URL of the database."""
         return self.database_url or f"sqlite:///{self.state_dir / 'gateway.db'}"
+
+    @field_validator("database_url", "database_direct_url")
+    @classmethod
+    def _is_database_url(cls, url: str | None) -> str | None:
+        if url:
+            # Only where one is given: most commands that read settings need no database.
+            from sqlalchemy import make_url
+            from sqlalchemy.exc import ArgumentError
+
+            try:
+                known = make_url(url).get_backend_name() in {"sqlite", "postgresql"}
+            except (ArgumentError, ValueError):
+                known = False
+            if not known:
+                # Without the value, which may hold a password.
+                raise ValueError("must be sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME")
+        return url
 
     @model_validator(mode="after")
     def _late_before_lost(self) -> Self:

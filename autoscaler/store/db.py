@@ -104,6 +104,10 @@ def _journal_errors(url: str) -> Iterator[None]:
         raise JournalError(
             f"database_url: {error}; sqlite:///PATH and postgresql+psycopg://USER@HOST/NAME can be used"
         ) from error
+    except ValueError as error:  # such as a port that is no number; the text may hold a password
+        raise JournalError(
+            "database_url is no URL; sqlite:///PATH and postgresql+psycopg://USER@HOST/NAME can be used"
+        ) from error
     except (DatabaseError, sqlite3.Error) as error:
         shown = make_url(url).render_as_string(hide_password=True)
         reason = " ".join(str(getattr(error, "orig", None) or error).split())

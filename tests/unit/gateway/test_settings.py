@@ -30,6 +30,10 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         ("port = ", {}, "g.toml"),
         ("lost_after = 1", {}, "lost_after"),
         ("", {"SANDBOXES_GATEWAY_PROT": "1"}, "prot"),
+        ('database_url = "db.example.org"', {}, "database_url"),
+        ('database_url = "postgresql://u@h:port/d"', {}, "database_url"),
+        ('database_url = "mysql://u@h/d"', {}, "database_url"),
+        ('database_direct_url = "postgresql:/h/d"', {}, "database_direct_url"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, environ: dict[str, str], named: str) -> None:
