@@ -80,6 +80,7 @@ def _listener(host: str, port: int) -> Iterator[socket.socket]:
 async def _serve(services: Services, node_client: NodeClient, listener: socket.socket, allowed: int) -> None:
     try:
         await _require_token(services.tokens)
+        await services.internals.context.directory.require_agreement()
     except BaseException:
         services.close()
         raise

@@ -8,9 +8,11 @@ import secrets
 from pathlib import Path
 from typing import IO, Final
 
+from sqlmodel import Session
+
 from gateway.core.model import Node, NodeAddress
-from gateway.errors import StoreError
-from gateway.store import nodes
+from gateway.errors import GatewayStartError, StoreError
+from gateway.store import nodes, tokens
 from gateway.store.db import Database
 from gateway.wire.states import NodeState
 
@@ -37,6 +39,32 @@ class NodeDirectory:
         """Return where the node of this id is reached; ``None`` when it is unknown or gone."""
         node = await self._db.read(lambda session: nodes.get(session, node_id))
         return None if node is None or node.state is NodeState.GONE else self.address_of(node)
+
+    async def require_agreement(self) -> None:
+        """Make sure that every gateway on this database has the same secret; the first one to start says which.
+
+        Raises:
+            GatewayStartError: this one has another, so nodes would refuse its calls.
+        """
+        if not self._db.shared:
+            return  # nobody else could have another
+        salt = secrets.token_hex(16)
+
+        def fn(session: Session) -> bool:
+            known = tokens.secret_fingerprint(session)
+            if known is None:
+                tokens.add_secret_fingerprint(session, salt, self._fingerprint(salt))
+                return True
+            return hmac.compare_digest(known[1], self._fingerprint(known[0]))
+
+        if not await self._db.write(fn):
+            raise GatewayStartError(
+                "the file node-secret in this gateway's state_dir is not that of the other gateways on its database,"
+                " and nodes would refuse its calls; copy the file from the state_dir of one that runs"
+            )
+
+    def _fingerprint(self, salt: str) -> str:
+        return hashlib.scrypt(self._secret, salt=bytes.fromhex(salt), n=2**14, r=8, p=1).hex()
 
 
 # -- files in the state directory -------------------------------------------------------------------------------------

@@ -188,6 +188,16 @@ class UsageRow(SQLModel, table=True):
     egress_bytes: float
 
 
+class SecretRow(SQLModel, table=True):
+    """By what gateways tell whether they have the same secret, which cannot be told from it."""
+
+    __tablename__ = "node_secret"
+
+    name: str = Field(primary_key=True)
+    salt: str
+    scrypt: str
+
+
 class CeilingRow(SQLModel, table=True):
     """The largest node that one pool can hold, as the autoscaler reported it."""
 

@@ -2,13 +2,14 @@
 
 from dataclasses import fields
 from datetime import datetime
+from typing import Final
 
 from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlmodel import Session, col
 
 from gateway.core.model import Token
 from gateway.store.db import affected
-from gateway.store.tables import TokenRow
+from gateway.store.tables import SecretRow, TokenRow
 
 
 def add(session: Session, token: Token, sha256: str) -> None:
@@ -76,3 +77,19 @@ def _revoke(session: Session, which: ColumnElement[bool], now: datetime) -> None
 
 def _token_of(row: TokenRow) -> Token:
     return Token(**{field.name: getattr(row, field.name) for field in fields(Token)})
+
+
+# -- the secret of all gateways on one database -----------------------------------------------------------------------
+
+_CONTROL: Final = "control"
+
+
+def secret_fingerprint(session: Session) -> tuple[str, str] | None:
+    """Return the salt and the hash of the gateways' secret; ``None`` before the first of them has started."""
+    row = session.get(SecretRow, _CONTROL)
+    return None if row is None else (row.salt, row.scrypt)
+
+
+def add_secret_fingerprint(session: Session, salt: str, scrypt: str) -> None:
+    """Write the salt and the hash of the gateways' secret, once."""
+    session.execute(insert(SecretRow).values(name=_CONTROL, salt=salt, scrypt=scrypt))

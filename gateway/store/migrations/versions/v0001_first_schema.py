@@ -22,6 +22,7 @@ def upgrade() -> None:
     _prepared()
     _create_paces()
     _usage()
+    _node_secret()
 
 
 def _sandboxes() -> None:
@@ -167,6 +168,16 @@ def _prepared() -> None:
         sa.Column("batch", sa.String(), nullable=False),
         sa.Column("tenant", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
+    )
+
+
+def _node_secret() -> None:
+    op.create_table(
+        "node_secret",
+        sa.Column("name", sa.String(), nullable=False),
+        sa.Column("salt", sa.String(), nullable=False),
+        sa.Column("scrypt", sa.String(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import StoreError
+from gateway.errors import GatewayStartError, StoreError
 from gateway.services.node_credentials import NodeDirectory, lock_state, node_secret
 from gateway.store.db import Database
 
@@ -42,4 +42,14 @@ def test_control_tokens_differ_by_node_and_by_gateway(tmp_path: Path) -> None:
     tokens = {here.control_token("a"), here.control_token("b"), there.control_token("a")}
     assert len(tokens) == 3
     assert here.control_token("a") in tokens
+    db.close()
+
+
+async def test_a_gateway_with_another_secret_on_the_same_database_is_refused(postgres_url: str) -> None:
+    db = Database.open(postgres_url)
+    for _ in range(2):
+        await NodeDirectory(db, b"a" * 32).require_agreement()
+    with pytest.raises(GatewayStartError):
+        await NodeDirectory(db, b"b" * 32).require_agreement()
+    await NodeDirectory(db, b"a" * 32).require_agreement()
     db.close()
