@@ -38,8 +38,8 @@ class LosingDatabase(Database):
 
     lose_next = False
 
-    async def write(self, fn: Callable[[Session], T]) -> T:
-        answer = await super().write(fn)
+    async def write(self, fn: Callable[[Session], T], *, reserved: bool = False) -> T:
+        answer = await super().write(fn, reserved=reserved)
         if self.lose_next:
             self.lose_next = False
             raise failures.away()
