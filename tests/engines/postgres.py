@@ -59,13 +59,16 @@ class Server:
 
     def freeze(self) -> None:
         """Stop all its processes with SIGSTOP: its kernel still takes packets, and nobody answers."""
-        for pid in self.pids():
-            os.kill(pid, signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
 
     def thaw(self) -> None:
         """Undo `freeze`."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
         for pid in self.pids():
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # a backend ends with its client
+                os.kill(pid, number)
 
     def pids(self) -> list[int]:
         """Return its processes, the postmaster first."""
