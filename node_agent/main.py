@@ -28,7 +28,7 @@ from node_agent.exec.history import HistoryStore
 from node_agent.exec.sessions import SessionBounds, Sessions
 from node_agent.files.transfer import Transfers
 from node_agent.host.firewall_guard import FirewallGuard
-from node_agent.host.machine import HostMachine, boot_stages, count_gpus
+from node_agent.host.machine import HostMachine, boot_stages, list_gpus
 from node_agent.http.app import Standing, build_app
 from node_agent.http.context import NodeParts
 from node_agent.install.uninstall import record_engines, remove_traces
@@ -74,11 +74,13 @@ class NodeAgent:
         self._workers = ThreadPoolExecutor(WORKERS, "engine")
         self._blocking = ThreadPoolExecutor(BLOCKING, "blocking")
         reports = [_runtime_report(facts) for _, facts in engines.values()]
-        gpus = count_gpus() if any(report.gpus for report in reports) else 0
-        machine = self._machine = HostMachine(settings, gpus=gpus)
+        gpus = list_gpus() if any(report.gpus for report in reports) else ()
+        machine = self._machine = HostMachine(settings, gpus=len(gpus))
         firewalls = [firewall for runtime in self._runtimes.values() for firewall in runtime.firewalls()]
         self._firewall = FirewallGuard(firewalls, lambda: self.heartbeats.poke())
-        self.sandboxes = SandboxManager(self._runtimes, machine.total, self._refusal, self._creators, self._workers)
+        self.sandboxes = SandboxManager(
+            self._runtimes, machine.total, self._refusal, self._creators, self._workers, gpus
+        )
         self._disk = DiskGuard(settings.root, self.sandboxes, settings.least_disk_mb // 2)
         store = HistoryStore(settings.root / "spool", settings.spool_mb * limits.MIB)
         bounds = SessionBounds(settings.max_execs, settings.exec_retention)

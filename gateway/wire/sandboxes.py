@@ -168,7 +168,8 @@ class SandboxSpec(WireRequest):
     disk_mb: int = Field(default=limits.DEFAULT_DISK_MB, ge=limits.MIN_DISK_MB, le=limits.MAX_DISK_MB)
     """MiB for the writable layer and the workspace together."""
     gpus: GpuRequest = 0
-    """As ``docker run --gpus``: a count, ``all``, or ``device=0,1`` with numbers or whole UUIDs."""
+    """As ``docker run --gpus``: a count, ``all``, or ``device=0,1`` with numbers or whole UUIDs.  No other sandbox
+    gets them."""
     network: Network = "none"
     """``none``: loopback only; ``bridge``: the internet, but no private network."""
     ttl_seconds: int | None = Field(default=None, ge=1, le=limits.MAX_TTL_SECONDS)

@@ -54,6 +54,24 @@ def most_sandboxes(settings: NodeSettings) -> int:
     return min(settings.slots, max(1, int(len(os.sched_getaffinity(0)) * settings.slots_per_core)))
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine.
+
+    Attributes:
+        number: its place in NVIDIA's lists, which go by the address on the bus.
+        uuid: ``None`` where the driver does not tell.
+    """
+
+    number: int
+    uuid: str | None = None
+
+    @property
+    def name(self) -> str:
+        """How an engine is asked for it."""
+        return self.uuid or str(self.number)
+
+
 class HostMachine:
     """This machine, and what of it the node gives away.  ``proc`` is where the kernel's files are found."""
 
@@ -139,12 +157,24 @@ class HostMachine:
             return None
 
 
-def count_gpus(proc: Path = Path("/proc")) -> int:
-    """Return how many GPUs the NVIDIA driver of this machine serves."""
+_UUID_LINE: Final = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)  # "?" while it is unknown
+
+
+def list_gpus(proc: Path = Path("/proc")) -> tuple[Gpu, ...]:
+    """Return the GPUs that the NVIDIA driver of this machine serves."""
     try:
-        return sum(1 for _ in (proc / "driver/nvidia/gpus").iterdir())
+        directories = sorted((proc / "driver/nvidia/gpus").iterdir())
     except OSError:
-        return 0
+        return ()
+    return tuple(Gpu(number, _uuid(directory / "information")) for number, directory in enumerate(directories))
+
+
+def _uuid(file: Path) -> str | None:
+    try:
+        found = _UUID_LINE.search(file.read_text())
+    except OSError:
+        return None
+    return found[1] if found else None
 
 
 # -- boot -------------------------------------------------------------------------------------------------------------

@@ -36,13 +36,18 @@ class RuntimeFacts:
 
 @dataclass(frozen=True)
 class Order:
-    """One incarnation of a sandbox to bring up."""
+    """One incarnation of a sandbox to bring up.
+
+    Attributes:
+        gpus: names of the devices that the node has given it.
+    """
 
     sandbox_id: str
     generation: int
     operation_id: str
     spec: SandboxSpec
     spec_hash: str
+    gpus: tuple[str, ...] = ()
 
 
 class EngineState(StrEnum):

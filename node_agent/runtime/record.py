@@ -67,6 +67,7 @@ class IncarnationRecord(BaseModel, Generic[Part]):
     """One sandbox as last settled.
 
     Attributes:
+        gpus: names of the devices that it holds.
         state: ``creating`` until its first process runs.  Docker remembers what comes after that by itself; with runsc
             it is written here once it has happened.
         image_digest: of the image that it was made from.
@@ -83,6 +84,7 @@ class IncarnationRecord(BaseModel, Generic[Part]):
     operation_id: str
     spec: SandboxSpec
     spec_hash: str
+    gpus: tuple[str, ...] = ()
     state: EngineState = EngineState.CREATING
     image_digest: str | None = None
     working_dir: str = "/"
@@ -93,7 +95,7 @@ class IncarnationRecord(BaseModel, Generic[Part]):
     @property
     def order(self) -> Order:
         """The order that made it."""
-        return Order(self.sandbox_id, self.generation, self.operation_id, self.spec, self.spec_hash)
+        return Order(self.sandbox_id, self.generation, self.operation_id, self.spec, self.spec_hash, self.gpus)
 
     @property
     def leaves_workspace(self) -> bool:
@@ -137,6 +139,7 @@ class RecordStore(Generic[Part]):
             operation_id=order.operation_id,
             spec=order.spec,
             spec_hash=order.spec_hash,
+            gpus=order.gpus,
             part=self._part(),
         )
 

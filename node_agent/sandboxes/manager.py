@@ -15,8 +15,9 @@ any thread.  Engine calls run on two pools, so that slow creates never hold up a
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -25,8 +26,10 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import RuntimeName
 from gateway.wire.states import LIVE, DeathReason, SandboxState
 from node_agent.errors import NodeError, RuntimeFailure
+from node_agent.host.machine import Gpu
 from node_agent.host.volume import Volume
 from node_agent.runtime.base import Death, EngineState, Found, Order, SandboxRuntime
+from node_agent.sandboxes.gpus import choose_gpus
 from node_agent.sandboxes.table import Entry, NodeSandbox, SandboxTable, done
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class SandboxManager:
             given the MiB of disk that new sandboxes will set aside.
         creators: runs creates.
         workers: runs everything short.
+        gpus: what the node hands out of them.
     """
 
     def __init__(
@@ -67,12 +71,14 @@ class SandboxManager:
         shortage: Callable[[int], str | None],
         creators: Executor,
         workers: Executor,
+        gpus: Sequence[Gpu] = (),
     ) -> None:
         self._runtimes = runtimes
         self._total = total
         self._shortage = shortage
         self._creators = creators
         self._workers = workers
+        self._gpus = gpus
         self._table = SandboxTable()
         self._changed: Callable[[], None] = lambda: None
         self._on_gone: OnGone | None = None
@@ -163,14 +169,14 @@ class SandboxManager:
         """Accept an order, or attach to it where it was accepted before.  The future fails with `NodeError`.
 
         Raises:
-            NodeError: ``CONFLICT``, ``NODE_REFUSED``.
+            NodeError: ``CONFLICT``, ``NODE_REFUSED``; of GPUs as `choose_gpus`.
         """
         with self._table.lock:
             former = self._table.fenced(order.sandbox_id, order.generation)
             if former is not None and former.generation == order.generation:
                 return former.attach(order)
             self._admit(order, runtime, former)
-            entry = Entry(NodeSandbox.ordered(order, runtime))
+            entry = Entry(NodeSandbox.ordered(self._with_gpus(order, former), runtime))
             if former is not None:
                 entry.busy = former.busy
                 former.ended.set()
@@ -196,6 +202,10 @@ class SandboxManager:
             and (problem := self._shortage(order.spec.disk_mb + self._table.coming_disk_mb())) is not None
         ):
             raise NodeError(ErrorCode.NODE_REFUSED, problem)
+
+    def _with_gpus(self, order: Order, former: Entry | None) -> Order:
+        held, kept = self._table.held_gpus(without=former), former.sandbox.order.gpus if former is not None else ()
+        return replace(order, gpus=choose_gpus(order.spec.gpus, self._gpus, held, kept))
 
     def _create(self, entry: Entry, former: Entry | None) -> None:
         try:

@@ -203,6 +203,16 @@ class SandboxTable:
             )
             return sum(shapes, start=Shape())
 
+    def held_gpus(self, *, without: Entry | None = None) -> list[str]:
+        """Return the names of the devices that the sandboxes hold that are here, all but one."""
+        with self.lock:
+            orders = [
+                entry.sandbox.order
+                for entry in self._by_id.values()
+                if entry is not without and entry.sandbox.state in HOLDING
+            ]
+            return [name for order in orders for name in order.gpus]
+
     def coming_disk_mb(self) -> int:
         """Return the MiB of disk of the sandboxes that are being created, which may not be set aside yet."""
         with self.lock:

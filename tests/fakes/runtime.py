@@ -428,6 +428,7 @@ def _order_text(order: Order) -> str:
             "generation": order.generation,
             "operation_id": order.operation_id,
             "spec_hash": order.spec_hash,
+            "gpus": order.gpus,
             "spec": order.spec.model_dump(mode="json"),
         }
     )
@@ -436,4 +437,5 @@ def _order_text(order: Order) -> str:
 def _order_of(text: str) -> Order:
     stored = json.loads(text)
     spec = SandboxSpec.model_validate_json(json.dumps(stored["spec"]))
-    return Order(stored["sandbox_id"], stored["generation"], stored["operation_id"], spec, stored["spec_hash"])
+    ids = (stored["sandbox_id"], stored["generation"], stored["operation_id"])
+    return Order(*ids, spec, stored["spec_hash"], tuple(stored["gpus"]))

@@ -6,6 +6,7 @@ from pathlib import Path
 from unittest import mock
 
 from node_agent import main as agent
+from node_agent.host.machine import Gpu
 from node_agent.settings import NodeSettings
 from tests.fakes.runtime import FakeGpuRuntime, FakeRuntime
 
@@ -30,5 +31,5 @@ def main(config: str) -> None:
         "runsc": lambda _: FakeRuntime(settings.root / "fake"),
         "docker": lambda _: FakeGpuRuntime(settings.root / "fake-docker"),
     }
-    with mock.patch.object(agent, "count_gpus", lambda: gpus):
+    with mock.patch.object(agent, "list_gpus", lambda: tuple(map(Gpu, range(gpus)))):
         agent.run(settings, engines)

@@ -1,12 +1,12 @@
 """The container of a sandbox, decided from its order and its image: pure, and alone in knowing Docker's names."""
 
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.wire.limits import MIB
-from gateway.wire.resources import ALL_GPUS, devices_of
 from gateway.wire.sandboxes import SandboxSpec
 from node_agent.host import cgroup
 from node_agent.host.accounts import Account
@@ -119,18 +119,19 @@ def container(order: Order, image: EngineImage, parts: HostParts, names: Contain
         "Entrypoint": [BUSYBOX, "sh", "-c", scripts.FIRST, "sh", STDOUT, STDERR, names.prefix, directory, *argv],
         "Cmd": [],
         "Hostname": hostname(spec),
-        "Env": [f"{key}={value}" for key, value in spec.env.items()],
+        "Env": [f"{key}={value}" for key, value in (spec.env | _gpu_environment(order)).items()],
         "User": user(spec, image),
         "WorkingDir": "/",
         "Labels": labels(order, names.tag),
         "Healthcheck": {"Test": ["NONE"]},
         "AttachStdout": True,
         "AttachStderr": True,
-        "HostConfig": _host_config(spec, parts) | {"CgroupParent": names.cgroup_parent},
+        "HostConfig": _host_config(order, parts) | {"CgroupParent": names.cgroup_parent},
     }
 
 
-def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
+def _host_config(order: Order, parts: HostParts) -> dict[str, Any]:
+    spec = order.spec
     security = spec.security
     options = ["no-new-privileges:true"] if security.no_new_privileges else []
     owner = f"uid={parts.account.uid},gid={parts.account.gid}"
@@ -159,7 +160,7 @@ def _host_config(spec: SandboxSpec, parts: HostParts) -> dict[str, Any]:
         "Mounts": _mounts(spec, parts),
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no"},
-        "DeviceRequests": device_requests(spec.gpus),
+        "DeviceRequests": device_requests(order.gpus),
     }
 
 
@@ -197,15 +198,13 @@ def _mounts(spec: SandboxSpec, parts: HostParts) -> list[dict[str, Any]]:
     ]
 
 
-def device_requests(gpus: int | str) -> list[dict[str, Any]]:
-    """Return what ``docker run --gpus`` sends for the same value."""
-    if not gpus:
+def device_requests(devices: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what ``docker run --gpus device=…`` sends.  Never a count, which is the same devices for everybody."""
+    if not devices:
         return []
-    request: dict[str, Any] = {"Driver": "", "Capabilities": [["gpu"]], "Options": {}, "Count": 0, "DeviceIDs": None}
-    if isinstance(gpus, int):
-        request["Count"] = gpus
-    elif gpus == ALL_GPUS:
-        request["Count"] = -1
-    else:
-        request["DeviceIDs"] = list(devices_of(gpus))
-    return [request]
+    return [{"Driver": "", "Capabilities": [["gpu"]], "Options": {}, "Count": 0, "DeviceIDs": list(devices)}]
+
+
+def _gpu_environment(order: Order) -> dict[str, str]:
+    """Return the variable by which NVIDIA's hook learns the devices, so that neither image nor client says others."""
+    return {"NVIDIA_VISIBLE_DEVICES": ",".join(order.gpus)} if order.gpus else {}

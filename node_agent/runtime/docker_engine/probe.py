@@ -11,7 +11,7 @@ from gateway.wire.errors import ErrorCode
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 from node_agent.errors import RuntimeFailure
 from node_agent.host import programs
-from node_agent.host.machine import count_gpus
+from node_agent.host.machine import list_gpus
 from node_agent.host.process import CommandError
 from node_agent.runtime.base import ExecCommand, Order, RuntimeFacts, SandboxRuntime
 from node_agent.runtime.docker_engine import container_config
@@ -134,7 +134,7 @@ _HOOK: Final = "nvidia-container-runtime-hook"  # what Docker itself looks for b
 
 def count_usable_gpus(proc: Path = Path("/proc")) -> int:
     """Count the GPUs of the host's NVIDIA driver; 0 without driver or without NVIDIA's container toolkit."""
-    return 0 if shutil.which(_HOOK) is None else count_gpus(proc)
+    return 0 if shutil.which(_HOOK) is None else len(list_gpus(proc))
 
 
 def check_user_namespaces(api: Api, *, allow: bool) -> None:

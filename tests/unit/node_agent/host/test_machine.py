@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from node_agent.host.machine import HostMachine, boot_stages, disk_is_short, parse_meminfo, parse_pressure
+from node_agent.host.machine import (
+    Gpu,
+    HostMachine,
+    boot_stages,
+    disk_is_short,
+    list_gpus,
+    parse_meminfo,
+    parse_pressure,
+)
 from node_agent.settings import NodeSettings
 
 
@@ -120,3 +128,17 @@ def test_this_process_began_before_now(tmp_path: Path) -> None:
     stages = boot_stages(noted)
     assert stages is not None and stages.agent is not None and stages.registered is not None
     assert 0 < stages.agent <= stages.registered
+
+
+def test_gpus_are_numbered_by_their_address_and_named_by_their_uuid(tmp_path: Path) -> None:
+    uuid = "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77"
+    for address, told in {"0000:82:00.0": "GPU-????????-????-????-????-????????????", "0000:03:00.0": uuid}.items():
+        directory = tmp_path / "driver/nvidia/gpus" / address
+        directory.mkdir(parents=True)
+        (directory / "information").write_text(f"Model: \t\t Tesla\nGPU UUID: \t {told}\nBus Type: \t PCIe\n")
+
+    gpus = list_gpus(tmp_path)
+
+    assert gpus == (Gpu(0, uuid), Gpu(1))
+    assert [gpu.name for gpu in gpus] == [uuid, "1"]
+    assert list_gpus(tmp_path / "no driver") == ()

@@ -18,7 +18,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 @pytest.fixture
 def order() -> Order:
     spec = SandboxSpec.model_validate({"id": "a", "image": "i", "env": {"A": "ü"}, "labels": {"k": "v"}})
-    return Order("a", 3, "op-1", spec, spec.sha256())
+    return Order("a", 3, "op-1", spec, spec.sha256(), ("0", "2"))
 
 
 @pytest.fixture

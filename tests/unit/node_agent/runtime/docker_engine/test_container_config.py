@@ -109,17 +109,25 @@ def test_an_execs_directory_is_relative_to_the_sandboxs(asked: str | None, expec
     assert container_config.resolve_directory("/workspace", asked) == expected
 
 
-@pytest.mark.parametrize(
-    ("asked", "count", "devices"), [(2, 2, None), ("all", -1, None), ("device=0,3", 0, ["0", "3"])]
-)
-def test_gpus_are_asked_for_as_the_command_line_does(asked: int | str, count: int, devices: list[str] | None) -> None:
-    (request,) = container_config.device_requests(asked)
+def test_gpus_are_asked_for_by_name() -> None:
+    spec = SandboxSpec.model_validate({"id": "one", "image": "i", "gpus": 2})
+    order = Order("one", 3, "op", spec, spec.sha256(), ("1", "3"))
 
-    assert (request["Count"], request["DeviceIDs"], request["Capabilities"]) == (count, devices, [["gpu"]])
+    (request,) = container_config.container(order, IMAGE, PLACE, NAMES)["HostConfig"]["DeviceRequests"]
+
+    assert (request["Count"], request["DeviceIDs"], request["Capabilities"]) == (0, ["1", "3"], [["gpu"]])
+
+
+def test_the_variables_of_image_and_client_give_no_other_gpus() -> None:
+    fields = {"id": "one", "image": "i", "gpus": 1, "env": {"NVIDIA_VISIBLE_DEVICES": "all"}}
+    spec = SandboxSpec.model_validate(fields)
+    order = Order("one", 3, "op", spec, spec.sha256(), ("1",))
+
+    assert container_config.container(order, IMAGE, PLACE, NAMES)["Env"] == ["NVIDIA_VISIBLE_DEVICES=1"]
 
 
 def test_no_gpus_no_request() -> None:
-    assert container_config.device_requests(0) == []
+    assert body()["HostConfig"]["DeviceRequests"] == []
 
 
 def test_more_gpus_than_there_are_is_refused() -> None:
@@ -149,13 +157,16 @@ def test_a_host_has_the_gpus_of_its_driver_where_docker_can_pass_them_on(
 
 
 def test_gpus_reach_the_daemon(tmp_path: Path) -> None:
+    spec = SandboxSpec.model_validate({"id": "one", "image": "i", "gpus": 2})
+    order = Order("one", 3, "op", spec, spec.sha256(), ("1", "3"))
+    sent_body = container_config.container(order, IMAGE, PLACE, NAMES)
     with http_daemon(tmp_path / "docker.sock", {"Id": "made"}) as (url, received):
         client = APIClient(base_url=url, version="1.41")
-        made = client.create_container_from_config(body(gpus=2), "one")
+        made = client.create_container_from_config(sent_body, "one")
         client.close()
 
     assert made["Id"] == "made"
     path, sent = received.get(timeout=10)
     assert path.startswith("/v1.41/containers/create")
     (request,) = sent["HostConfig"]["DeviceRequests"]
-    assert (request["Count"], request["Capabilities"]) == (2, [["gpu"]])
+    assert (request["DeviceIDs"], request["Capabilities"]) == (["1", "3"], [["gpu"]])
