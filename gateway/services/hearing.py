@@ -6,6 +6,7 @@ spoke. So silence counts from the moment since which the gateway has listened wi
 """
 
 import logging
+import math
 from typing import Final
 
 from gateway.errors import ApiError
@@ -31,7 +32,9 @@ class Hearing:
         self._db = db
         self._clock = clock
         self._interval = interval
-        self._since = self._pulsed_at = self._tried_at = clock.monotonic()
+        self._pulsed_at = self._tried_at = clock.monotonic()
+        # Who has the database alone missed nothing before the start: nobody else could have been heard.
+        self._since = self._pulsed_at if db.shared else -math.inf
         self.trying = False
         """Whether the database is being tried now."""
 
