@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -94,7 +95,9 @@ class Images:
         self._firewall = firewall
         self._resolve = resolve
         self._local = threading.local()
-        self._pulls: dict[ImageReference | ImageId, threading.Lock] = {}
+        # Each lives while somebody pulls or waits: what tenants once asked for must not add up.
+        self._pulls: weakref.WeakValueDictionary[ImageReference | ImageId, threading.Lock]
+        self._pulls = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     @property

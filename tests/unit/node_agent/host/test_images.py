@@ -243,6 +243,17 @@ def test_nothing_is_pulled_while_the_engine_cannot_be_known(tmp_path: Path) -> N
     assert (failure.value.code, failure.value.reason, engine.pulled) == (ErrorCode.BUSY, None, [])
 
 
+def test_nothing_is_kept_of_names_that_nobody_pulls_any_more() -> None:
+    engine = Engine(local=False, error="manifest unknown")
+    several = images(engine)
+
+    for number in range(50):
+        with pytest.raises(RuntimeFailure):
+            several.resolve(f"app:{number}")
+
+    assert len(several._pulls) == 0
+
+
 def test_missing_image_is_pulled_once_for_all_that_wait() -> None:
     engine = Engine(local=False)
     shared = images(engine)
