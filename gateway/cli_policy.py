@@ -18,7 +18,7 @@ from rich.text import Text
 from gateway.cli import UP_STATE_DIR, URL_VARIABLE, AsJson, TokenFile, Url, asked_gateway, gateway_errors
 from gateway.client import local_url
 from gateway.core.policy import Policies, Policy, Quota
-from gateway.core.policy_check import Violation, check
+from gateway.core.policy_check import Violation, check, doubts
 from gateway.core.quota import claim_excesses
 from gateway.services.policies import read_policies
 from gateway.settings import GatewaySettings
@@ -123,6 +123,7 @@ def show_policy(
         }
         head = {"tenant": tenant, "file": bounds.file, "source": bounds.source, "problem": bounds.problem}
         typer.echo(json.dumps({**head, **shown}, indent=2).replace("\x7f", "\\u007f"))
+        _warn(bounds.policy)
         return
     listing = Table(box=None, pad_edge=False)
     for column in ("KEY", "VALUE", "SET BY"):
@@ -136,6 +137,7 @@ def show_policy(
         typer.echo(
             printable(f"warning: the file is wrong now, and this is what held before: {bounds.problem}"), err=True
         )
+    _warn(bounds.policy)
     others = [name for name in bounds.tenants if name != tenant]
     if others:
         text = f"tenants with tables of their own: {', '.join(others)}; see them with --tenant"
@@ -242,6 +244,11 @@ def _print_json(tenant: str, bounds: _Bounds, found: list[Violation], ttl_second
         ],
     }
     typer.echo(json.dumps(answer, indent=2).replace("\x7f", "\\u007f"))
+
+
+def _warn(policy: Policy) -> None:
+    for doubt in doubts(policy):
+        typer.echo(printable(f"warning: {doubt}"), err=True)
 
 
 def _text(value: object) -> str:

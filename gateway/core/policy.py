@@ -222,6 +222,11 @@ class Policies:
         return self._tenants.get(tenant, self._default)
 
     @property
+    def policies(self) -> tuple[Policy, ...]:
+        """Every policy of the file, the default one first."""
+        return (self._default[0], *(policy for policy, _ in self._tenants.values()))
+
+    @property
     def tenants(self) -> tuple[str, ...]:
         """Names of the tenants with tables of their own, sorted."""
         return tuple(sorted(self._tenants))

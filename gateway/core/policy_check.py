@@ -11,7 +11,16 @@ from typing import Final
 
 from gateway.core.policy import Policy
 from gateway.wire.capacity import PrepareRequest
-from gateway.wire.references import ImageId, host_of, is_private_host, matches, parse_image, registry_allowed
+from gateway.wire.references import (
+    DEFAULT_REGISTRY,
+    ImageId,
+    host_of,
+    is_private_host,
+    matches,
+    parse_image,
+    registry_allowed,
+    whole_pattern,
+)
 from gateway.wire.resources import ALL_GPUS
 from gateway.wire.sandboxes import Isolation, SandboxSpec
 
@@ -54,6 +63,21 @@ def check(spec: SandboxSpec, policy: Policy) -> list[Violation]:
         *_capabilities(spec, policy),
         *host_level(spec),
     ]
+
+
+def doubts(policy: Policy) -> list[str]:
+    """Return a sentence for each pattern of images or registries that no whole name matches as it is meant."""
+    images = [
+        f"{policy.where('images')}: {pattern!r} is not how whole names are written and allows nothing; {meant!r} would"
+        for pattern in policy.images
+        if (meant := whole_pattern(pattern)) != pattern
+    ]
+    registries = [
+        f"{policy.where('registries')}: {pattern!r} allows nothing; images of it are named by {DEFAULT_REGISTRY!r}"
+        for pattern in policy.registries
+        if pattern == f"index.{DEFAULT_REGISTRY}"
+    ]
+    return images + registries
 
 
 def check_prepare(request: PrepareRequest, policy: Policy) -> list[Violation]:

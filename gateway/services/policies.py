@@ -62,6 +62,8 @@ class PolicyFile:
         self._clock = clock
         self._seen = None if path is None else _signature(path, clock)
         self._policies = Policies() if path is None else read_policies(path)
+        self._doubts: set[str] = set()
+        self._warn()
         self.problem: str | None = None
         """What is wrong with the file as it is now, while the one before still holds."""
 
@@ -158,6 +160,14 @@ class PolicyFile:
             self.problem = None
         else:
             log.info("policy file %s: has changed, and holds", path)
+        self._warn()
+
+    def _warn(self) -> None:
+        """Log what patterns of the file match nothing, once."""
+        found = {doubt for policy in self._policies.policies for doubt in policy_check.doubts(policy)}
+        for doubt in sorted(found - self._doubts):
+            log.warning("%s", doubt)
+        self._doubts = found
 
 
 def _refuse(subject: str, caller: Principal, found: list[Violation]) -> None:

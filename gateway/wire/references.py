@@ -5,6 +5,7 @@ the text for the beginning of an image's id.  Here a name is completed once, by 
 what a policy is asked about, and what an engine is asked for.  An id has to be whole and to say that it is one.
 """
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -163,6 +164,28 @@ def _address(name: str) -> IpAddress | None:
 def matches(pattern: str, text: str) -> bool:
     """Return whether ``text`` as a whole matches a pattern, in which only ``*`` is special: any characters, or none."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), text, re.DOTALL) is not None
+
+
+def whole_pattern(pattern: str) -> str:
+    """Return what a pattern of names most likely means, written as whole names are; most often the pattern itself."""
+    if "*" not in pattern:
+        for text in (pattern, pattern.lower()):
+            with contextlib.suppress(ValueError):
+                return str(parse_image(text))
+        return pattern
+    head, slash, rest = pattern.partition("/")
+    if not slash:
+        name, colon, _ = pattern.partition(":")
+        of_a_host = set(name) & {"*", "."} or name == "localhost"  # debian* may be debian.example.com/app:1
+        return f"{DEFAULT_REGISTRY}/library/{pattern.lower()}" if colon and not of_a_host else pattern
+    if "*" in head:
+        return pattern
+    if not (set(head) & {".", ":"} or head == "localhost" or head != head.lower()):
+        return f"{DEFAULT_REGISTRY}/{pattern}"
+    registry = head.lower().removeprefix("index.") if head.lower() == f"index.{DEFAULT_REGISTRY}" else head.lower()
+    repository, mark, tag = re.fullmatch(r"([^*:@]*)([*:@]?)(.*)", rest).groups()  # type: ignore[union-attr]
+    library = "library/" if registry == DEFAULT_REGISTRY and mark in {":", "@"} and "/" not in repository else ""
+    return f"{registry}/{library}{repository.lower()}{mark}{tag}"
 
 
 def registry_allowed(registry: str, patterns: tuple[str, ...]) -> bool:

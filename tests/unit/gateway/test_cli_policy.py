@@ -150,3 +150,15 @@ def test_show_lists_each_value_with_where_it_is_set(capsys: pytest.CaptureFixtur
     assert shown["max_cpus"]["where"] == f"{policy} [default.policy] max_cpus"
     code, out, err = run(capsys, "show", "--policy", str(policy))
     assert (code, "policy.max_cpus" in out, "acme" in err) == (0, True, True)
+
+
+def test_show_warns_of_a_pattern_that_matches_nothing_as_it_is_meant(
+    capsys: pytest.CaptureFixture[str], policy: Path
+) -> None:
+    policy.write_text("[default.policy]\nimages = ['debian:12', 'ghcr.io/*']\n")
+    for flags in ([], ["--json"]):
+        code, _, err = run(capsys, "show", "--policy", str(policy), *flags)
+        assert code == 0
+        (warning,) = [line for line in err.splitlines() if line.startswith("warning")]
+        assert f"{policy} [default.policy] images" in warning
+        assert "'docker.io/library/debian:12'" in warning

@@ -111,3 +111,14 @@ def test_a_wrong_or_missing_file_is_refused_at_the_start(tmp_path: Path) -> None
 
 def test_without_a_file_the_built_in_defaults_hold() -> None:
     assert PolicyFile(None, SteppedClock()).current().of("x")[0].isolations == ("gvisor",)
+
+
+def test_a_pattern_that_allows_nothing_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        "[default.policy]\nimages = ['GHCR.io/*']\n[tenants.acme.policy]\nregistries = ['index.docker.io']\n"
+    )
+    file = PolicyFile(path, SteppedClock())
+    file.look()  # the file is so new that it is read again
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [("'ghcr.io/*'" in line, "'docker.io'" in line) for line in told] == [(True, False), (False, True)]

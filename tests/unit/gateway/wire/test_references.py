@@ -10,6 +10,7 @@ from gateway.wire.references import (
     matches,
     parse_image,
     registry_allowed,
+    whole_pattern,
 )
 
 DIGEST = "sha256:" + "0" * 64
@@ -97,3 +98,41 @@ def test_only_the_star_is_special_in_a_pattern() -> None:
     assert matches("docker.io/library/*", "docker.io/library/debian:12")
     assert not matches("docker.io/library/*", "dockerxio/library/debian:12")
     assert not matches("docker.io", "docker.io/library/debian:12")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "whole"),
+    [
+        ("debian:12", "docker.io/library/debian:12"),
+        ("Debian", "docker.io/library/debian:latest"),
+        ("ghcr.io/owner/name", "ghcr.io/owner/name:latest"),
+        (f"h.example/a:1@{DIGEST}", f"h.example/a@{DIGEST}"),
+        ("GHCR.io/*", "ghcr.io/*"),
+        ("ghcr.io/Owner/*:V*", "ghcr.io/owner/*:V*"),
+        ("debian:*", "docker.io/library/debian:*"),
+        ("owner/*", "docker.io/owner/*"),
+        ("docker.io/debian:*", "docker.io/library/debian:*"),
+        ("index.docker.io/owner/*", "docker.io/owner/*"),
+    ],
+)
+def test_a_pattern_that_is_no_part_of_whole_names_is_completed(pattern: str, whole: str) -> None:
+    assert whole_pattern(pattern) == whole
+    assert whole_pattern(whole) == whole
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "*:1",
+        "debian*",
+        "*.example.com/*",
+        "docker.io/library/*",
+        "docker.io/*",
+        "host:5000/*",
+        "localhost:*",
+        DIGEST,
+    ],
+)
+def test_a_pattern_that_may_match_is_left_as_it_is(pattern: str) -> None:
+    assert whole_pattern(pattern) == pattern
