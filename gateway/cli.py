@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError, local_token
+from gateway.client import GatewayClient, GatewayError, GatewayUnreachableError, known_tenants, local_token
 from gateway.errors import ApiError, GatewayStartError, StoreError
 from gateway.settings import GatewaySettings
 from gateway.wire.audit import AuditActor, AuditEntry
 from gateway.wire.errors import ErrorCode
 from gateway.wire.limits import MAX_TOKEN_TTL
 from gateway.wire.settings import ConfigurationError
-from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
+from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN, unknown_name
 from gateway.wire.text import log_to_stderr, printable
 from gateway.wire.tokens import RequestedScope, TokenCreated, TokenRecord, TokenRequest, TokenScope
 
@@ -153,6 +153,9 @@ def create_token(
     request = TokenRequest(name=name, scope=scope, tenant=tenant, expires_seconds=expires_seconds)
     with gateway_errors():
         gateway = asked_gateway(url, token_file, config, state_dir)
+        problem = unknown_tenant(tenant, gateway, config, state_dir, create=True)
+        if problem is not None:
+            typer.echo(printable(f"warning: this tenant is new: {problem}"), err=True)
         made: TokenCreated = (
             gateway.create_token(request) if gateway else _made_offline(load_settings(config, state_dir), request)
         )
@@ -223,6 +226,44 @@ def load_settings(config: Path | None, state_dir: Path | None, **given: object) 
     # Else a second database would be made, or looked for, beside the one that is meant.
     of_up = (root / "gateway").is_dir() and any((root / mark).exists() for mark in UP_MARKS)
     return settings.model_copy(update={"state_dir": root / "gateway"}) if of_up else settings
+
+
+def unknown_tenant(
+    tenant: str, gateway: GatewayClient | None, config: Path | None, state_dir: Path | None, *, create: bool = False
+) -> str | None:
+    """Return a sentence where no token and no table of the policy file is of a tenant; ``None`` where it is known.
+
+    Args:
+        tenant: the name that was given.
+        gateway: the one to ask; ``None`` means the database and the policy file on this machine.
+        config, state_dir: of the gateway on this machine.
+        create: a missing database is made; otherwise it is refused.
+    """
+    if tenant == DEFAULT_TENANT:
+        return None
+    if gateway is not None:
+        return unknown_name(tenant, known_tenants(gateway))
+    settings = load_settings(config, state_dir)
+    records = _offline(settings, lambda tokens: tokens.all(), create=create).tokens
+    return unknown_name(tenant, {*_tables_here(settings), *(record.tenant for record in records)})
+
+
+def refuse_unknown(tenant: str, gateway: GatewayClient | None, config: Path | None, state_dir: Path | None) -> None:
+    """Raise `click.ClickException` where nothing was found of a tenant because there is none of that name."""
+    problem = unknown_tenant(tenant, gateway, config, state_dir)
+    if problem is not None:
+        raise click.ClickException(printable(f"nothing was found: {problem}"))
+
+
+def _tables_here(settings: GatewaySettings) -> tuple[str, ...]:
+    """Return the tenants with tables in the policy file; a wrong file is told, and names none."""
+    from gateway.services.policies import read_policies
+
+    try:
+        return () if settings.policy_file is None else read_policies(settings.policy_file).tenants
+    except ConfigurationError as error:
+        typer.echo(printable(f"warning: {error}"), err=True)
+        return ()
 
 
 def _made_offline(settings: GatewaySettings, request: TokenRequest) -> TokenCreated:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.cli import UP_STATE_DIR, URL_VARIABLE, AsJson, TokenFile, Url, asked_gateway, gateway_errors
-from gateway.client import local_url
+from gateway.client import known_tenants, local_url
 from gateway.core.policy import Policies, Policy, Quota
 from gateway.core.policy_check import Violation, check, doubts
 from gateway.core.quota import claim_excesses
@@ -27,7 +27,7 @@ from gateway.wire.resources import Shape
 from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.settings import ConfigurationError, describe
 from gateway.wire.system import PolicyAnswer
-from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN
+from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN, unknown_name
 from gateway.wire.text import printable
 
 app = typer.Typer()
@@ -65,6 +65,8 @@ class _Bounds:
     """What counts against the quota now; ``None`` where no gateway was asked."""
     problem: str | None = None
     """What is wrong with the file, where an earlier one holds."""
+    unknown: str | None = None
+    """Why the tenant's name may be a slip; ``None`` where it is known."""
 
 
 @policy_app.command("check")
@@ -90,6 +92,7 @@ def check_spec(
     """
     asked = _spec(spec)
     bounds = _bounds(_tenant(tenant), policy, config, url, token_file)
+    _note_unknown(bounds)
     found = [*check(asked, bounds.policy), *_above_quota(asked, bounds)]
     if as_json:
         _print_json(tenant, bounds, found, asked.ttl_seconds or bounds.policy.ttl_without_one)
@@ -115,6 +118,7 @@ def show_policy(
     Example:  sandboxes policy show --policy policy.toml --tenant acme
     """
     bounds = _bounds(_tenant(tenant), policy, config, url, token_file)
+    _note_unknown(bounds)
     tables = {"policy": bounds.policy, "quota": bounds.quota}
     if as_json:
         shown = {
@@ -154,7 +158,10 @@ def _bounds(tenant: str, policy: Path | None, config: Path | None, url: str | No
         with gateway_errors():
             gateway = asked_gateway(url, token_file, config, None)
             if gateway is not None:
-                return _asked(gateway.policy(tenant), str(url))
+                bounds = _asked(gateway.policy(tenant), str(url))
+                known = tenant in {DEFAULT_TENANT, *bounds.tenants}
+                unknown = None if known else unknown_name(tenant, known_tenants(gateway))
+                return replace(bounds, unknown=unknown)
     try:
         path = policy or GatewaySettings.load(config).policy_file
         policies = Policies() if path is None else read_policies(path)
@@ -166,7 +173,9 @@ def _bounds(tenant: str, policy: Path | None, config: Path | None, url: str | No
         else "the built-in defaults: no policy file was read and no gateway asked;"
         f" name one with --policy, or a gateway with --url or {URL_VARIABLE}"
     )
-    return _Bounds(*policies.of(tenant), source, None if path is None else str(path), policies.tenants)
+    unknown = unknown_name(tenant, policies.tenants)
+    file = None if path is None else str(path)
+    return _Bounds(*policies.of(tenant), source, file, policies.tenants, unknown=unknown)
 
 
 def _asked(answer: PolicyAnswer, url: str) -> _Bounds:
@@ -244,6 +253,11 @@ def _print_json(tenant: str, bounds: _Bounds, found: list[Violation], ttl_second
         ],
     }
     typer.echo(json.dumps(answer, indent=2).replace("\x7f", "\\u007f"))
+
+
+def _note_unknown(bounds: _Bounds) -> None:
+    if bounds.unknown is not None:
+        typer.echo(printable(f"note: the defaults hold: {bounds.unknown}"), err=True)
 
 
 def _warn(policy: Policy) -> None:

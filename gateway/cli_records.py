@@ -22,6 +22,7 @@ from gateway.cli import (
     gateway_errors,
     load_settings,
     refuse_missing_database,
+    refuse_unknown,
 )
 from gateway.wire import limits
 from gateway.wire.audit import AuditEntry, AuditPage, AuditQuery
@@ -75,8 +76,12 @@ def audit(
         _all(gateway.audit, query, follow) if gateway else _all_here(_files_here(config, state_dir), query, follow)
     )
     with gateway_errors():
+        shown = 0
         for entry in islice(entries, limit):
+            shown += 1
             typer.echo(entry.line().decode().rstrip() if as_json else _shown(entry))
+        if tenant is not None and not shown:
+            refuse_unknown(tenant, gateway, config, state_dir)
 
 
 def _all(read: Callable[[AuditQuery], AuditPage], query: AuditQuery, follow: bool) -> Iterator[AuditEntry]:
@@ -123,13 +128,17 @@ def usage(
     if not as_json:
         typer.echo(_USAGE_LINE.format(by, "cpu s", "memory MiB h", "paused MiB h", "disk MiB h", "sent MB"))
     with gateway_errors():
+        shown = 0
         while True:
             page = gateway.usage(**query)
+            shown += len(page.items)
             for item in page.items:
                 typer.echo(json.dumps(item.model_dump(mode="json")) if as_json else _shown_usage(item))
             if page.next_cursor is None:
-                return
+                break
             query |= {"cursor": page.next_cursor}
+        if tenant is not None and not shown:
+            refuse_unknown(tenant, gateway, None, None)
 
 
 def _shown_usage(item: UsageItem) -> str:

@@ -37,6 +37,7 @@ from gateway.wire.nodes import (
 from gateway.wire.sandboxes import DeleteAnswer, SandboxEnvelope, SandboxList, SandboxRecord
 from gateway.wire.states import SandboxState
 from gateway.wire.system import GatewayHealth, GatewayReadiness, PolicyAnswer
+from gateway.wire.tenants import DEFAULT_TENANT
 from gateway.wire.tokens import TokenCreated, TokenList, TokenRecord, TokenRequest
 from gateway.wire.usage import UsagePage
 
@@ -327,6 +328,11 @@ class _Bearer(requests.auth.AuthBase):
 
 
 # -- the service on this machine --------------------------------------------------------------------------------------
+
+
+def known_tenants(gateway: GatewayClient) -> set[str]:
+    """Return the tenants of all tokens, and those with tables in the policy file."""
+    return {*gateway.policy(DEFAULT_TENANT).tenants, *(record.tenant for record in gateway.tokens())}
 
 
 def local_url(root: Path) -> str | None:

@@ -6,6 +6,9 @@ from typing import Annotated, Any
 import click
 import typer
 
+from gateway.client import known_tenants
+from gateway.wire.tenants import unknown_name
+from gateway.wire.text import printable
 from sandboxes import output
 from sandboxes.connection import (
     Connect,
@@ -41,11 +44,16 @@ def ls(
     Example:  sandboxes ls --label team=a --state running
     """
     with client_errors(), waiting("listing sandboxes"):
-        client = connect().client()
+        service = connect()
+        client = service.client()
         labels = pairs(label, "--label")
         records = client.list_sandboxes(labels=labels, state=state, tenant=tenant)
         if all_ and state is None:
             records = client.list_sandboxes(labels=labels, state="deleted", tenant=tenant) + records
+        if tenant is not None and not records:
+            problem = unknown_name(tenant, known_tenants(service.operator()))
+            if problem is not None:
+                raise click.ClickException(printable(f"nothing was found: {problem}"))
     if as_json:
         output.print_json(records)
     elif quiet:

@@ -6,7 +6,9 @@ default tenant, and ``<tenant>..<id>`` in any other.  No id that a client choose
 owner can be read off every qualified id.
 """
 
+import difflib
 import re
+from collections.abc import Collection
 from typing import Annotated, Final
 
 from gateway.wire.limits import ID_PATTERN, MAX_ID_LENGTH
@@ -75,3 +77,18 @@ def is_qualified(text: str) -> bool:
     """Return whether ``text`` can be the qualified id of anything at all."""
     tenant, separator, own = text.partition(SEPARATOR)
     return is_id(own) and re.fullmatch(TENANT_PATTERN, tenant) is not None if separator else is_id(text)
+
+
+def unknown_name(tenant: str, known: Collection[str]) -> str | None:
+    """Return why the name of a tenant may be a slip, as a sentence; ``None`` where it is known.
+
+    Args:
+        tenant: the name that was given.
+        known: tenants of all tokens, and those with tables in the policy file.
+    """
+    names = {DEFAULT_TENANT, *known}
+    if tenant in names:
+        return None
+    meant = difflib.get_close_matches(tenant, sorted(names), 1)
+    question = f"; did you mean {meant[0]}?" if meant else ""
+    return f"no token and no table of the policy file is of tenant {tenant}{question}"

@@ -11,6 +11,7 @@ import pytest
 
 from sandboxes import app
 from sandboxes.local.state_dir import StateDir
+from tests.fakes.gateway import TOKEN, Gateway, Reply
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -190,3 +191,39 @@ def test_a_state_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str
     code, sentence = start(capsys, tmp_path / "file" / "state")
     assert code == 1
     assert str(tmp_path / "file") in sentence
+
+
+def test_a_slip_in_the_name_of_a_tenant_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[tenants.vision.policy]\n")
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'state_dir = "{tmp_path}/state"\npolicy_file = "{policy}"\n')
+    make = ("token", "create", "--name", "n", "--scope", "client", "--config", str(config), "--tenant")
+
+    code, out, err = run(capsys, *make, "acme")
+    assert code == 0
+    assert out.startswith("sbxc_")
+    assert err.startswith("warning: this tenant is new: ")
+    for known in ("acme", "vision", "default"):
+        assert run(capsys, *make, known)[2] == ""
+    assert "did you mean acme?" in run(capsys, *make, "acm")[2]
+
+    code, out, err = run(capsys, "audit", "--config", str(config), "--tenant", "visoin")
+    assert (code, out) == (1, "")
+    assert "did you mean vision?" in err
+    assert run(capsys, "audit", "--config", str(config), "--tenant", "vision", "--until", "2020-01-01")[0] == 0
+
+
+def test_usage_of_a_tenant_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Gateway() as gateway:
+        monkeypatch.setenv("UCLOUD_SANDBOX_URL", gateway.url)
+        monkeypatch.setenv("UCLOUD_SANDBOX_API_TOKEN", TOKEN)
+        gateway.next("GET", "/v1/usage", *[Reply(body=b'{"items": [], "next_cursor": null}')] * 2)
+        gateway.next("GET", "/v1/policy", *[Reply(body=b'{"tenants": ["acme"]}')] * 2)
+        gateway.next("GET", "/v1/tokens", *[Reply(body=b'{"tokens": []}')] * 2)
+        code, out, err = run(capsys, "usage", "--tenant", "acne", "--json")
+        assert (code, out) == (1, "")
+        assert "did you mean acme?" in err
+        assert run(capsys, "usage", "--tenant", "acme", "--json") == (0, "", "")

@@ -101,6 +101,7 @@ def test_the_running_gateway_is_asked_and_its_usage_counts(
         "problem": "policy file /etc/policy.toml: [default.policy] max_cpu: there is no such key",
         "policy": {"isolations": {"value": ["gvisor", "runc"], "where": "/etc/policy.toml [acme.policy] isolations"}},
         "quota": {"cpus": {"value": 2.0, "where": "/etc/policy.toml [acme.quota] cpus"}},
+        "tenants": ["acme"],
         "used": {"cpus": 1.5, "memory_mb": 0, "disk_mb": 0, "gpus": 0, "slots": 1},
     }
     with Gateway() as gateway:
@@ -162,3 +163,14 @@ def test_show_warns_of_a_pattern_that_matches_nothing_as_it_is_meant(
         (warning,) = [line for line in err.splitlines() if line.startswith("warning")]
         assert f"{policy} [default.policy] images" in warning
         assert "'docker.io/library/debian:12'" in warning
+
+
+def test_a_slip_in_the_name_of_the_tenant_is_noted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, policy: Path
+) -> None:
+    for words in (("check", spec(tmp_path)), ("show",)):
+        code, _, err = run(capsys, *words, "--policy", str(policy), "--tenant", "acne")
+        assert code == 0
+        assert "note: the defaults hold" in err
+        assert "did you mean acme?" in err
+        assert "note:" not in run(capsys, *words, "--policy", str(policy), "--tenant", "acme")[2]

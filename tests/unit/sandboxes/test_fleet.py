@@ -30,6 +30,16 @@ def test_ls_shows_the_tenants_to_those_who_see_several(cli: Cli, gateway: Gatewa
     assert [request.query.get("tenant") for request in gateway.sent("GET", "/sandboxes")] == ["acme"]
 
 
+def test_ls_of_a_tenant_that_is_not_there_says_so(cli: Cli, gateway: Gateway) -> None:
+    for _ in range(2):
+        gateway.next("GET", "/v1/policy", Reply(body=b'{"tenants": ["acme"]}'))
+        gateway.next("GET", "/v1/tokens", Reply(body=b'{"tokens": []}'))
+    code, out, err = cli("ls", "--tenant", "acne")
+    assert (code, out) == (1, b"")
+    assert "did you mean acme?" in err
+    assert cli("ls", "-q", "--tenant", "acme") == (0, b"", "")
+
+
 def test_ls_all_includes_deleted_sandboxes(cli: Cli, gateway: Gateway) -> None:
     cli("ls", "--all")
     assert [request.query.get("state") for request in gateway.sent("GET", "/sandboxes")] == [None, "deleted"]
