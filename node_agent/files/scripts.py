@@ -101,6 +101,11 @@ _BY_ERRNO: Final = (
     (errno.ENAMETOOLONG, ErrorCode.INVALID_REQUEST, "has a name that is too long for its file system"),
     (errno.ENOENT, ErrorCode.FILE_NOT_FOUND, "does not exist"),
     (errno.EINVAL, ErrorCode.UNSUPPORTED, "cannot be read or written as a file"),
+    (
+        errno.EBUSY,
+        ErrorCode.UNSUPPORTED,
+        "is mounted into the sandbox, so it cannot be replaced as a whole; write to it with a command there",
+    ),
 )
 
 

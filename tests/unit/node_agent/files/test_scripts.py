@@ -23,6 +23,7 @@ def test_the_scripts_are_what_a_shell_can_read(script: str) -> None:
         (1, b"mkdir: x: Not a directory", ErrorCode.NOT_A_DIRECTORY),
         (2, b"sh: line 16: can't fork: Resource temporarily unavailable", ErrorCode.START_ERROR),
         (2, b"sh: line 16: can't fork: Cannot allocate memory", ErrorCode.START_ERROR),
+        (1, b"mv: can't rename '/etc/x': Device or resource busy", ErrorCode.UNSUPPORTED),
         (1, b"something new", ErrorCode.INTERNAL),
         (137, b"", ErrorCode.TRANSFER_INTERRUPTED),
     ],
