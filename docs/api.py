@@ -208,7 +208,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.IMAGE_ERROR: "the image cannot be pulled or used",
     ErrorCode.START_ERROR: "the sandbox could not be started, or no process in it for a file",
     ErrorCode.EXEC_NOT_FOUND: "no such session, or it ended too long ago",
-    ErrorCode.EXEC_LOST: "the session belonged to an earlier generation, or its end is unknown",
+    ErrorCode.EXEC_LOST: "the session belonged to an earlier generation, or nobody follows its process any more",
     ErrorCode.EXEC_LIMIT: "the node runs as many execs as it may",
     ErrorCode.STDIN_CLOSED: "the session takes no input: it was started without `stdin`, or its input was ended",
     ErrorCode.FILE_NOT_FOUND: "no such file in the sandbox",

@@ -115,7 +115,7 @@ class ExecSession(WireAnswer):
     last_sequence: int = 0
     """Sequence number of the newest event; 0 before the first."""
     lost: bool = False
-    """Whether the outcome is unknown; ``exit_code`` is then -1, which no process returns."""
+    """Whether the outcome is unknown, and the process may still run; ``exit_code`` is -1, which no process returns."""
     error: str | None = None
     """Why the session failed."""
     created_at: Timestamp

@@ -87,8 +87,14 @@ class ExecOutcome:
 
     @classmethod
     def forgotten(cls) -> Self:
-        """Return the outcome of a session of an earlier life of the agent that had not ended then."""
-        sentence = "the node agent restarted; how the process ended is unknown"
+        """Return the outcome of a session of an earlier life of the agent, whose process nobody follows any more.
+
+        Nothing was ended: processes belong to the sandbox, which outlives the agent.
+        """
+        sentence = (
+            "the node agent restarted and no longer follows this process: it may still be running, and what it writes"
+            " now is not kept; end it from another exec (kill), or restart or delete the sandbox"
+        )
         return cls(ExecStatus.FAILED, EXIT_UNKNOWN, error=sentence)
 
 

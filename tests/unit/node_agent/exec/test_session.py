@@ -36,6 +36,12 @@ def test_the_death_of_the_sandbox_explains_a_lost_process() -> None:
     assert ExecOutcome.lost("gone", death(DeathReason.OOM)).error == "the sandbox ended (oom): of something"
 
 
+def test_a_process_that_is_no_longer_followed_may_still_be_running() -> None:
+    error = ExecOutcome.forgotten().error
+    assert "it may still be running" in error
+    assert "end it from another exec (kill), or restart or delete the sandbox" in error
+
+
 @pytest.mark.parametrize(
     ("fault", "code"), [(StartFault.NOT_FOUND, 127), (StartFault.NOT_EXECUTABLE, 126), (None, 126)]
 )
