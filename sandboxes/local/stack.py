@@ -64,6 +64,27 @@ class LocalService:
         return GatewayClient(self.url, self.operator_token.read_text())
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What the end of a run of `up` ends, besides the gateway and the autoscaler that it started."""
+
+    nodes: bool
+    """The nodes, with their sandboxes."""
+    engine: bool
+
+
+def ending(*, was_up: bool, node_before: bool, engine_before: bool) -> Ending:
+    """Decide what a run ends: all, once it was up; before that nothing that an earlier run has left to be taken over.
+
+    Args:
+        was_up: its start succeeded, so that whatever there was is its own now.
+        node_before: a node of an earlier run was there when it began.
+        engine_before: likewise the service's own Docker engine.
+    """
+    nodes = was_up or not node_before
+    return Ending(nodes, engine=nodes and (was_up or not engine_before))
+
+
 class Stack:
     """One service over one state directory.
 
@@ -80,6 +101,9 @@ class Stack:
         self._say = say
         self._supervisor = ProcessSupervisor(say)
         self._supervisor.catch_signals()
+        self._was_up = False
+        self._node_before = any(self._homes())
+        self._engine_before = dockerd.pid_of(directory.docker / "dockerd.pid") is not None
         self.docker_socket = directory.docker_socket
         url = f"http://{HOST}:{port}"
         self.service = LocalService(url, directory.tokens / "client", directory.tokens / "operator")
@@ -90,6 +114,10 @@ class Stack:
         }
         if policy is not None:
             self._environment["SANDBOXES_GATEWAY_POLICY_FILE"] = str(policy.absolute())
+
+    @property
+    def _autoscaler_toml(self) -> Path:
+        return self._directory.root / "autoscaler.toml"
 
     # -- start --------------------------------------------------------------------------------------------------------
 
@@ -108,7 +136,9 @@ class Stack:
         self._check_tokens()
         write_private(self._directory.url, self.service.url + "\n")
         self._start_autoscaler()
-        return self._await_node()
+        node = self._await_node()
+        self._was_up = True
+        return node
 
     def wait(self) -> StopRequested:
         """Keep everything alive until a signal asks for the end, and say what is wrong with the policy file."""
@@ -210,7 +240,7 @@ class Stack:
 
     def _start_autoscaler(self) -> None:
         self._say("starting the autoscaler")
-        config = self._directory.root / "autoscaler.toml"
+        config = self._autoscaler_toml
         write_private(config, self._autoscaler_settings())
         child = Child(
             name="autoscaler",
@@ -313,19 +343,35 @@ class Stack:
     # -- end ----------------------------------------------------------------------------------------------------------
 
     def end(self) -> list[str]:
-        """End everything, in order, and remove sandboxes and nodes.  Idempotent.
+        """End everything, in order, and remove sandboxes and nodes; after a failed start only what `ending` allows.
+
+        Idempotent.
 
         Returns:
             A sentence for each thing that could not be ended; the next start over this directory takes it over.
         """
+        ends = ending(was_up=self._was_up, node_before=self._node_before, engine_before=self._engine_before)
+        if not ends.nodes:
+            return self._leave_nodes()
         problems: list[str] = []
         self._directory.url.unlink(missing_ok=True)
-        for step in (self._end_sandboxes, self._end_nodes, self._supervisor.stop_all, self._end_engine):
+        steps = [self._end_sandboxes, self._end_nodes, self._supervisor.stop_all]
+        for step in [*steps, self._end_engine] if ends.engine else steps:
             try:
                 step()
             except (click.ClickException, GatewayError, GatewayUnreachableError) as error:
                 problems.append(str(error))
         return problems
+
+    def _leave_nodes(self) -> list[str]:
+        """End what this start has started, but not what an earlier one has left; say so, and return no problems."""
+        for name in ("autoscaler", "gateway"):
+            self._supervisor.stop(name)
+        self._say(
+            "what an earlier start has left goes on, its node and sandboxes too; the next start takes it over, or to"
+            f" remove them: sandboxes autoscaler release --config {self._autoscaler_toml}"
+        )
+        return []
 
     def _end_sandboxes(self) -> None:
         if not self._supervisor.has("gateway"):
@@ -349,7 +395,7 @@ class Stack:
             self._say(f"{len(late) + len(failed)} of them were not deleted in time; they go with the node")
 
     def _end_nodes(self) -> None:
-        config = self._directory.root / "autoscaler.toml"
+        config = self._autoscaler_toml
         self._supervisor.stop("autoscaler")
         if config.exists() and any(self._directory.instances.iterdir()):
             self._say("ending the node")

@@ -62,7 +62,7 @@ def test_daemon_that_dies_is_restarted(engines: None, daemon: str) -> None:
         assert up.end() == 0, up.words
 
 
-def test_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
+def test_start_after_sigkill_and_a_refused_one_takes_over_what_runs(engines: None) -> None:
     with running() as up:
         sandbox_in(up)
         token = (up.directory.tokens / "client").read_text()
@@ -72,6 +72,13 @@ def test_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
         until(lambda: not pids_of(up.directory.root, "gateway"), "the gateway died with it")
         until(lambda: not pids_of(up.directory.root, "autoscaler"), "the autoscaler died with it")
         assert up.pid("node") == node
+
+        wrong = up.directory.root / "policy.toml"
+        wrong.write_text("[default.policy]\nmax_cpu = 1\n")
+        refused = start(up.directory, up.port, "--policy", str(wrong), ready=False)
+        assert refused.process.wait(DOWN_SECONDS) == 1
+        until(lambda: "max_cpu" in refused.words and "goes on" in refused.words, "it says why, and what goes on")
+        assert up.pid("node") == node, refused.words
 
         again = start(up.directory, up.port)
         try:
@@ -88,11 +95,14 @@ def test_start_after_sigkill_takes_over_what_runs(engines: None) -> None:
 def test_start_on_another_port_after_sigkill_names_the_right_one(engines: None) -> None:
     with running() as up:
         looked_for = marks(up.directory)
+        node = up.pid("node")
         up.process.kill()
         up.process.wait(DOWN_SECONDS)
         other = start(up.directory, free_port(), ready=False)
         assert other.process.wait(DOWN_SECONDS) == 1
         until(lambda: f"--port {up.port}" in other.words, "it says which port")
+        assert up.pid("node") == node, other.words
+        assert up.directory.url.read_text() == f"{up.url}\n"
 
         again = start(up.directory, up.port)
         assert again.end() == 0, again.words

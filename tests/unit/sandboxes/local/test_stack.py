@@ -8,7 +8,7 @@ import pytest
 from click import ClickException
 
 from providers.local.home import FAILURE
-from sandboxes.local.stack import Stack
+from sandboxes.local.stack import Ending, Stack, ending
 from sandboxes.local.state_dir import StateDir
 from sandboxes.local.supervisor import stop_signals
 
@@ -36,3 +36,37 @@ def test_a_node_that_cannot_start_ends_the_wait_with_its_own_sentence(directory:
     kept = directory.logs / "d-local-1.log"
     assert str(kept) in caught.value.message
     assert kept.read_text() == "all that it wrote\n"
+
+
+@pytest.mark.parametrize(
+    ("was_up", "node_before", "engine_before", "ends"),
+    [
+        (True, True, True, Ending(nodes=True, engine=True)),
+        (True, True, False, Ending(nodes=True, engine=True)),
+        (True, False, True, Ending(nodes=True, engine=True)),
+        (True, False, False, Ending(nodes=True, engine=True)),
+        (False, False, False, Ending(nodes=True, engine=True)),
+        (False, False, True, Ending(nodes=True, engine=False)),
+        # The node that goes on needs an engine, also one that this start has started.
+        (False, True, False, Ending(nodes=False, engine=False)),
+        (False, True, True, Ending(nodes=False, engine=False)),
+    ],
+)
+def test_a_start_that_failed_ends_nothing_of_an_earlier_one(
+    was_up: bool, node_before: bool, engine_before: bool, ends: Ending
+) -> None:
+    assert ending(was_up=was_up, node_before=node_before, engine_before=engine_before) == ends
+
+
+def test_a_start_that_failed_leaves_an_earlier_node_for_the_next_one(directory: StateDir) -> None:
+    (directory.instances / "d-local-1").mkdir()
+    config = directory.root / "autoscaler.toml"
+    config.write_text("")
+    directory.url.write_text("http://127.0.0.1:2\n")
+    said: list[str] = []
+    stack = Stack(directory, 1, said.append)
+    with pytest.raises(ClickException, match="--port 2"):
+        stack.start()
+    assert stack.end() == []
+    assert directory.url.read_text() == "http://127.0.0.1:2\n"
+    assert len(said) == 1 and f"sandboxes autoscaler release --config {config}" in said[0]
