@@ -26,6 +26,7 @@ from gateway.wire.states import SandboxState
 class ErrorDetails(TypedDict, total=False):
     """What an error may carry beside its code and sentence; the fields of `gateway.wire.errors.ErrorBody`."""
 
+    begun: bool
     fields: list[FieldError]
     sandbox_id: str
     state: str
@@ -303,7 +304,7 @@ def node_away(sandbox: Sandbox) -> ApiError:
     """Refuse a call whose node does not answer, or is gone."""
     return ApiError(
         ErrorCode.NODE_UNREACHABLE,
-        f"node {sandbox.node_id} of sandbox {sandbox.id} cannot be reached; try again",
+        f"node {sandbox.node_id} of sandbox {sandbox.id} cannot be reached; nothing was begun, try again",
         retry_after=RETRY_AFTER,
-        **_facts(sandbox),
+        **(_facts(sandbox) | ErrorDetails(begun=False)),
     )

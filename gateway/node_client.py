@@ -307,7 +307,10 @@ def _cause(error: BaseException) -> str:
 
 def _unreachable(node: NodeAddress, call: NodeCall, cause: str, *, sent: bool = True) -> ApiError:
     message = f"node {node.node_id} cannot be reached now: {cause}"
-    return _failed(ErrorCode.NODE_UNREACHABLE, message, repeatable=call.repeatable or not sent)
+    if not sent:
+        message += "; nothing was begun, and its sandboxes live on while its agent restarts: try again in a few seconds"
+        return ApiError(ErrorCode.NODE_UNREACHABLE, message, retryable=True, retry_after=RETRY_AFTER, begun=False)
+    return _failed(ErrorCode.NODE_UNREACHABLE, message, repeatable=call.repeatable)
 
 
 def _timed_out(node: NodeAddress, call: NodeCall) -> ApiError:

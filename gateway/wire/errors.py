@@ -117,6 +117,8 @@ class ErrorBody(WireAnswer):
     """One of a closed list; clients decide by it."""
     retryable: bool = False
     """Whether the same call may succeed later, and can be repeated without harm."""
+    begun: bool | None = None
+    """False: nothing of the call was begun, so even one that is not idempotent may be sent again; else not known."""
     fields: list[FieldError] | None = None
     """Each part of the request that was refused."""
     sandbox_id: str | None = None

@@ -1,5 +1,6 @@
 """Calls on the wire: what is retried, what is not, and how connections are used."""
 
+import io
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ from ucloud_sandboxes_sdk import (
     BusyError,
     DeadlineExceededError,
     FileNotFoundInSandboxError,
+    NodeUnreachableError,
     SandboxApiError,
     SandboxClient,
     SandboxHandle,
@@ -45,6 +47,8 @@ def test_backoff_respects_retry_after() -> None:
         (409, {"retryable": True}, True, True),
         (404, {}, True, False),
         (503, {"retryable": True}, False, False),
+        (503, {"retryable": True, "begun": False}, False, True),
+        (503, {"retryable": False, "begun": False}, False, False),
     ],
 )
 def test_only_safe_calls_are_retried_and_only_if_transient(status: int, body: object, safe: bool, again: bool) -> None:
@@ -97,6 +101,25 @@ def test_calls_that_are_not_idempotent_are_sent_once(
         with pytest.raises(SandboxApiError):
             call()
         assert len(gateway.requests) == seen + 1
+
+
+def test_what_was_not_begun_is_sent_again_whatever_it_is(
+    gateway: Gateway, client: SandboxClient, sandbox: SandboxHandle, naps: list[float]
+) -> None:
+    away = error(ErrorCode.NODE_UNREACHABLE, headers={"Retry-After": "2"}, begun=False)
+    gateway.next("POST", "/exec", away, away)
+    assert sandbox.exec(["true"]).exit_code == 0
+    assert len(gateway.sent("POST", "/exec")) == 3
+    assert len(naps) == 2 and min(naps) >= 2
+
+
+def test_a_stream_that_the_service_may_have_read_from_is_not_sent_again(
+    gateway: Gateway, sandbox: SandboxHandle
+) -> None:
+    gateway.next("PUT", "/files", *[error(ErrorCode.NODE_UNREACHABLE, begun=False)] * 2)
+    with pytest.raises(NodeUnreachableError):
+        sandbox.upload_file("/f", io.BytesIO(b"x"))
+    assert len(gateway.sent("PUT", "/files")) == 1
 
 
 def test_attempts_are_bounded(client: SandboxClient, gateway: Gateway, naps: list[float]) -> None:

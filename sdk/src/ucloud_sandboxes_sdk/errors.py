@@ -82,6 +82,12 @@ class SandboxApiError(RuntimeError):
         return value if isinstance(value, bool) else None
 
     @property
+    def begun(self) -> bool | None:
+        """False where the service says that nothing of the call was begun; ``None`` when it did not say."""
+        value = self._get("begun")
+        return value if isinstance(value, bool) else None
+
+    @property
     def retry_after_seconds(self) -> float | None:
         """Seconds to wait before the next attempt, from ``Retry-After``, between 0 and 60; ``None`` without it."""
         text = next((value for key, value in self.headers.items() if key.lower() == "retry-after"), None)

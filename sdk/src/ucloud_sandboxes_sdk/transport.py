@@ -86,8 +86,8 @@ class Backoff:
 def may_retry(error: SandboxApiError, *, safe: bool) -> bool:
     """Decide whether the same call may be sent again.
 
-    A call that never left this machine may always be sent again; any other only if it is safe and the failure is
-    transient.
+    A call that never left this machine, or of which the service says that nothing was begun, may always be sent again;
+    any other only if it is safe and the failure is transient.
 
     Args:
         error: how the last attempt failed.
@@ -95,7 +95,7 @@ def may_retry(error: SandboxApiError, *, safe: bool) -> bool:
     """
     if isinstance(error, TransportError):
         return safe or not error.sent
-    if not safe:
+    if not safe and error.begun is not False:
         return False
     if error.retryable is not None:
         return error.retryable
@@ -246,6 +246,8 @@ class Transport:
                 failures += 1
                 if not may_retry(error, safe=call.safe) or failures >= MAX_ATTEMPTS or delay >= deadline.remaining():
                     raise
+                if error.status_code is not None and not (call.safe or isinstance(call.body, bytes | None)):
+                    raise  # the service answered, and may have taken a part of what can be read only once
                 if self.on_retry:
                     self.on_retry(error)
             self.sleep(delay)

@@ -90,7 +90,8 @@ async def test_a_url_that_is_none(client: NodeClient, url: str) -> None:
 async def test_where_nothing_was_sent_any_call_may_be_repeated(client: NodeClient, call: NodeCall) -> None:
     error = await failed(client, "http://127.0.0.1:9", call)
     assert (error.code, error.retryable) == (ErrorCode.NODE_UNREACHABLE, True)
-    assert "Connection refused" in error.message
+    assert (error.body().begun, error.retry_after) == (False, 2)
+    assert "Connection refused; nothing was begun, and its sandboxes live on" in error.message
     assert "127.0.0.1" not in error.message, "addresses of nodes are for operators only"
 
 
@@ -102,6 +103,7 @@ async def test_a_call_that_broke_off_may_be_repeated_only_where_it_does_no_harm(
         error = await failed(client, node.url, call)
     assert (error.code, error.retryable) == (ErrorCode.NODE_UNREACHABLE, call.repeatable)
     assert (error.retry_after is not None) == call.repeatable
+    assert error.body().begun is None
 
 
 @pytest.mark.parametrize("repeatable", [True, False])
