@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -85,6 +86,18 @@ def ending(*, was_up: bool, node_before: bool, engine_before: bool) -> Ending:
     return Ending(nodes, engine=nodes and (was_up or not engine_before))
 
 
+def describe_node(node: NodeRecord, since: datetime) -> str | None:
+    """Return what a start that began at ``since`` still waits for; ``None`` once the node is ready.
+
+    What the gateway knows of a node outlives both of them: only a heartbeat since then shows that the node runs.
+    """
+    if node.state is not NodeState.READY:
+        return f"{node.id} is {node.state}"
+    if node.heartbeat_at is None or node.heartbeat_at < since:
+        return f"{node.id} has not reported since this start"
+    return None
+
+
 class Stack:
     """One service over one state directory.
 
@@ -101,6 +114,7 @@ class Stack:
         self._say = say
         self._supervisor = ProcessSupervisor(say)
         self._supervisor.catch_signals()
+        self._began = datetime.now(UTC)
         self._was_up = False
         self._node_before = any(self._homes())
         self._engine_before = dockerd.pid_of(directory.docker / "dockerd.pid") is not None
@@ -275,10 +289,10 @@ class Stack:
         while (waited := time.monotonic() - started) < NODE_SECONDS:
             self._refuse_failed_node()
             with contextlib.suppress(GatewayError, GatewayUnreachableError):
-                nodes = client.nodes()
-                if ready := [node for node in nodes if node.state is NodeState.READY]:
+                nodes = [(node, describe_node(node, self._began)) for node in client.nodes()]
+                if ready := [node for node, lacks in nodes if lacks is None]:
                     return ready[0]
-                now = ", ".join(f"{node.id} is {node.state}" for node in nodes) or "none has registered yet"
+                now = ", ".join(lacks for _, lacks in nodes if lacks) or "none has registered yet"
                 if now != seen or time.monotonic() - said_at >= REPORT_SECONDS:
                     seen, said_at = now, time.monotonic()
                     self._say(f"nodes: {now}, after {waited:.0f} s")

@@ -2,13 +2,17 @@
 
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from click import ClickException
 
+from gateway.wire.nodes import NodeRecord
+from gateway.wire.resources import Shape
+from gateway.wire.states import NodeState
 from providers.local.home import FAILURE
-from sandboxes.local.stack import Ending, Stack, ending
+from sandboxes.local.stack import Ending, Stack, describe_node, ending
 from sandboxes.local.state_dir import StateDir
 from sandboxes.local.supervisor import stop_signals
 
@@ -70,3 +74,38 @@ def test_a_start_that_failed_leaves_an_earlier_node_for_the_next_one(directory: 
     assert stack.end() == []
     assert directory.url.read_text() == "http://127.0.0.1:2\n"
     assert len(said) == 1 and f"sandboxes autoscaler release --config {config}" in said[0]
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def node(state: NodeState, heartbeat_at: datetime | None) -> NodeRecord:
+    return NodeRecord(
+        id="n-1",
+        instance="i",
+        pool="local",
+        state=state,
+        node_url="http://127.0.0.1:1",
+        agent_version="1",
+        total=Shape(),
+        reserved=Shape(),
+        runtimes=[],
+        sandboxes=0,
+        registered_at=NOW - timedelta(days=1),
+        heartbeat_at=heartbeat_at,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "heartbeat_at", "lacks"),
+    [
+        (NodeState.READY, NOW + timedelta(seconds=1), None),
+        (NodeState.READY, NOW - timedelta(seconds=1), "n-1 has not reported since this start"),
+        (NodeState.READY, None, "n-1 has not reported since this start"),
+        (NodeState.UNREACHABLE, NOW - timedelta(seconds=1), "n-1 is unreachable"),
+    ],
+)
+def test_a_node_is_ready_once_it_has_reported_since_the_start(
+    state: NodeState, heartbeat_at: datetime | None, lacks: str | None
+) -> None:
+    assert describe_node(node(state, heartbeat_at), NOW) == lacks
