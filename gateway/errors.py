@@ -18,6 +18,7 @@ from gateway.core.placement import NeverFits, NoRoom
 from gateway.core.policy import Quota
 from gateway.core.policy_check import Violation
 from gateway.core.quota import Excess
+from gateway.wire import limits
 from gateway.wire.errors import CODE_RULES, ErrorBody, ErrorCode, FieldError
 from gateway.wire.resources import Shape
 from gateway.wire.states import SandboxState
@@ -135,13 +136,27 @@ def policy_denied(subject: str, tenant: str, violations: Sequence[Violation]) ->
     )
 
 
+_DEFAULTS: Final = {
+    "cpus": (limits.DEFAULT_CPUS, "--cpus"),
+    "memory_mb": (limits.DEFAULT_MEMORY_MB, "--memory"),
+    "disk_mb": (limits.DEFAULT_DISK_MB, "--disk"),
+}
+"""What a sandbox asks for that names nothing, and the option of the command line that names it."""
+
+
 def quota_exceeded(tenant: str, excess: Excess) -> ApiError:
     """Refuse what a tenant's quota leaves no room for, until something that the tenant has ends, or never."""
     limit, used, asked = (f"{amount:.12g}" for amount in (excess.limit, excess.used, excess.asked))
+    default, flag = _DEFAULTS.get(excess.key, (None, ""))
+    hint, less = "", "ask for less"
+    if excess.asked == default:
+        # Whoever named no amount does not know that one was asked for.
+        hint, less = f", the default where a sandbox names no {excess.key}", f"ask for less by {excess.key} ({flag})"
     if excess.alone:
-        conflict = f"and this alone asks for {asked}; ask for less"
+        conflict = f"and this alone asks for {asked}{hint}; {less}"
     else:
-        conflict = f"and has {used}, which leaves no room for {asked} more; delete what is no longer needed"
+        conflict = f"and has {used}, which leaves no room for {asked} more{hint};"
+        conflict += f" {less}, or delete what is no longer needed" if hint else " delete what is no longer needed"
     return ApiError(
         ErrorCode.QUOTA_EXCEEDED,
         f"tenant {tenant} may have {excess.amount(excess.limit)} {conflict}, or ask the operator to raise"

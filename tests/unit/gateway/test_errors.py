@@ -31,4 +31,15 @@ def test_a_request_above_a_quota_is_not_told_to_delete_anything() -> None:
     alone, late = claim_excess(quota, room, Shape(cpus=4)), claim_excess(quota, room, Shape(cpus=2))
     assert alone is not None and late is not None
     assert "delete" not in quota_exceeded("acme", alone).message
+    assert "this alone asks for 4; ask for less, or" in quota_exceeded("acme", alone).message
     assert "delete" in quota_exceeded("acme", late).message
+
+
+def test_a_refusal_of_a_default_says_that_it_is_one_and_what_changes_it() -> None:
+    sandbox = Shape(cpus=1, memory_mb=1024, disk_mb=4096)
+    alone = claim_excess(Quota(disk_mb=1000), Shape(), sandbox)
+    late = claim_excess(Quota(disk_mb=5000), sandbox, sandbox)
+    assert alone is not None and late is not None
+    named = "4096, the default where a sandbox names no disk_mb"
+    assert f"this alone asks for {named}; ask for less by disk_mb (--disk), or" in quota_exceeded("acme", alone).message
+    assert f"no room for 4096 more, {named[6:]}; ask" in quota_exceeded("acme", late).message
