@@ -183,7 +183,8 @@ def _shown(entry: AuditEntry) -> str:
     who = f"{entry.actor}:{entry.token_name}" if entry.token_name else str(entry.actor)
     what = entry.event or f"{entry.method} {entry.route or '(no such route)'}"
     target = " ".join(f"{name}={value}" for name, value in entry.target.items())
-    outcome = "" if entry.event else f"{entry.outcome or entry.status or 'no answer'} {entry.code or ''}"
+    refused = f"{entry.code or ''} {', '.join(entry.fields or [])}"
+    outcome = "" if entry.event else f"{entry.outcome or entry.status or 'no answer'} {refused}"
     more = f"and {entry.count} more" if entry.count else ""
     words = (f"{entry.time:%F %T}", entry.tenant or "-", who, entry.address or "", what, target, outcome, more)
     # What callers chose must not reach the terminal as control characters.

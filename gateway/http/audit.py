@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.auth import JOIN_TOKEN, TABLE, MatchedPath
-from gateway.http.responses import ERROR_CODE, request_id_of
+from gateway.http.responses import ERROR_CODE, ERROR_FIELDS, request_id_of
 from gateway.http.tenancy import PRINCIPAL, SESSION_ID, meant
 from gateway.services.audit import AuditLog
 from gateway.services.tasks import AsyncClock
@@ -117,8 +117,9 @@ class AuditTrail:
             method=scope["method"][:MAX_TEXT],
             route=route.template,
             status=status,
-            code=state.get(ERROR_CODE),
-            **{name: _short(value) for name, value in facts.items() if name != "target"},
+            fields=state.get(ERROR_FIELDS),
+            **{"code": state.get(ERROR_CODE)}
+            | {name: _short(value) for name, value in facts.items() if name != "target"},
             target={
                 name: value[:MAX_TEXT] for name, value in (_targets(route.names, principal) | facts["target"]).items()
             },

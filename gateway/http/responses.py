@@ -16,6 +16,10 @@ from gateway.wire.text import form_of
 REQUEST_ID: Final = "request_id"
 ERROR_CODE: Final = "error_code"
 """Key in a request's state of the code that it was refused with."""
+ERROR_FIELDS: Final = "error_fields"
+"""Key in a request's state of the names of what the operator's policy or quota refused."""
+# The names in other refusals may be those that a caller chose, such as of its environment.
+_BY_OPERATOR: Final = frozenset({ErrorCode.POLICY_DENIED, ErrorCode.QUOTA_EXCEEDED})
 MAX_FIELDS: Final = 32
 MAX_TEXT: Final = 300
 DEFAULT_RETRY_AFTER: Final = 1.0
@@ -35,7 +39,10 @@ def request_id_of(scope: Scope) -> str | None:
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Return the answer for ``error`` to the request of ``scope``."""
     headers: dict[str, str] = {}
-    scope.setdefault("state", {})[ERROR_CODE] = error.code.value
+    state = scope.setdefault("state", {})
+    state[ERROR_CODE] = error.code.value
+    if error.code in _BY_OPERATOR:
+        state[ERROR_FIELDS] = [found.field for found in error.details.get("fields", [])]
     retry_after = error.retry_after
     if retry_after is None and error.retryable:
         retry_after = DEFAULT_RETRY_AFTER

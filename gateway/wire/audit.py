@@ -74,7 +74,9 @@ class AuditEntry(WireAnswer):
     status: int | None = None
     """HTTP status; null if no answer could be sent."""
     code: str | None = None
-    """The error's code, if it was refused."""
+    """The error's code, if it was refused; ``sandbox_not_found`` also of a delete that found nothing, which is none."""
+    fields: list[str] | None = None
+    """Of ``policy_denied`` and ``quota_exceeded``: the keys that were refused, without their values."""
     image: str | None = None
     """Of a create."""
     spec_sha256: str | None = None

@@ -97,6 +97,21 @@ def test_refusals_are_written_with_their_code(gateway: HttpGateway, state_dir: P
     assert '"SECRET' not in json.dumps(lines(state_dir)).replace('"secret-free"', "")
 
 
+def test_a_refusal_by_the_policy_names_its_keys_and_a_vain_delete_what_it_found(
+    gateway: HttpGateway, state_dir: Path
+) -> None:
+    spec = {"image": "a", "isolation": "runc", "security": {"user": "SECRET"}}
+    assert gateway.call("POST", "/v1/sandboxes", json=spec).status_code == 403
+    line = last(state_dir)
+    assert (line["code"], line["fields"]) == ("policy_denied", ["isolation", "security.user"])
+    assert "SECRET" not in json.dumps(line)
+    assert gateway.call("DELETE", "/v1/sandboxes/never-was").json()["deleted"] is False
+    line = last(state_dir)
+    assert (line["status"], line["code"]) == (200, "sandbox_not_found")
+    gateway.call("POST", "/v1/sandboxes", data=b'{"SECRET": 1}')
+    assert "fields" not in last(state_dir)
+
+
 def test_tokens_are_written_by_id(gateway: HttpGateway, state_dir: Path) -> None:
     made = gateway.call("POST", "/v1/tokens", json={"name": "t", "scope": "client"}, headers=gateway.operator).json()
     assert last(state_dir)["target"] == {"token_id": made["record"]["id"]}

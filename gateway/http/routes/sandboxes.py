@@ -130,10 +130,12 @@ async def get_sandbox(sandbox_id: SandboxPath, caller: Caller, parts: GatewayPar
     responses={202: {"model": DeleteAnswer, "description": "The node has yet to confirm"}},
 )
 async def delete_sandbox(
-    sandbox_id: SandboxPath, response: Response, caller: Caller, parts: GatewayParts
+    sandbox_id: SandboxPath, request: Request, response: Response, caller: Caller, parts: GatewayParts
 ) -> DeleteAnswer:
     """Delete a sandbox, in any state.  An unknown id is not an error."""
     record = await parts.services.sandboxes.delete(sandbox_id)
+    if record is None:
+        add_facts(request.scope, code=ErrorCode.SANDBOX_NOT_FOUND.value)
     if record is not None and record.state is SandboxState.DELETING:
         response.status_code = 202
     return DeleteAnswer(deleted=record_shown(caller, record) if record is not None else False)
