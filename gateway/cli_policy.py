@@ -19,7 +19,7 @@ from gateway.cli import UP_STATE_DIR, URL_VARIABLE, AsJson, TokenFile, Url, aske
 from gateway.client import known_tenants, local_url
 from gateway.core.policy import Policies, Policy, Quota
 from gateway.core.policy_check import Violation, check, doubts
-from gateway.core.quota import claim_excesses
+from gateway.core.quota import claim_excesses, in_use
 from gateway.services.policies import read_policies
 from gateway.settings import GatewaySettings
 from gateway.wire import limits
@@ -63,6 +63,8 @@ class _Bounds:
     """Tenants with tables of their own."""
     used: Shape | None = None
     """What counts against the quota now; ``None`` where no gateway was asked."""
+    prepared_units: int = 0
+    """Likewise, the unclaimed ones."""
     problem: str | None = None
     """What is wrong with the file, where an earlier one holds."""
     unknown: str | None = None
@@ -110,10 +112,10 @@ def show_policy(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what holds for a tenant's clients: each value of policy and quota, and where it is set.
+    """Show what holds for a tenant's clients: each value, what is in use of a quota, and where it is set.
 
-    As the running gateway has it where a URL names one or `sandboxes up` runs here.  With FILE, reads that as the
-    gateway does, so it also tells whether the file is right before a gateway sees it.
+    As the running gateway has it where a URL names one or `sandboxes up` runs here; what is in use only that knows.
+    With FILE, reads that as the gateway does, so it also tells whether the file is right before a gateway sees it.
 
     Example:  sandboxes policy show --policy policy.toml --tenant acme
     """
@@ -125,17 +127,14 @@ def show_policy(
             name: {key: {"value": value, "where": where} for key, (value, where) in table.described().items()}
             for name, table in tables.items()
         }
+        if bounds.used is not None:
+            for key, one in shown["quota"].items():
+                one["used"] = in_use(key, bounds.used, bounds.prepared_units)
         head = {"tenant": tenant, "file": bounds.file, "source": bounds.source, "problem": bounds.problem}
         typer.echo(json.dumps({**head, **shown}, indent=2).replace("\x7f", "\\u007f"))
         _warn(bounds.policy)
         return
-    listing = Table(box=None, pad_edge=False)
-    for column in ("KEY", "VALUE", "SET BY"):
-        listing.add_column(column, no_wrap=column == "KEY", overflow="fold")
-    for name, table in tables.items():
-        for key, (value, where) in table.described().items():
-            listing.add_row(f"{name}.{key}", Text(printable(_text(value))), Text(printable(where)))
-    Console(width=None if sys.stdout.isatty() else WIDE).print(listing)
+    Console(width=None if sys.stdout.isatty() else WIDE).print(_listing(bounds))
     typer.echo(printable(f"by {bounds.source}"), err=True)
     if bounds.problem:
         typer.echo(
@@ -146,6 +145,20 @@ def show_policy(
     if others:
         text = f"tenants with tables of their own: {', '.join(others)}; see them with --tenant"
         typer.echo(printable(text), err=True)
+
+
+def _listing(bounds: _Bounds) -> Table:
+    listing = Table(box=None, pad_edge=False)
+    for column in ("KEY", "VALUE", *([] if bounds.used is None else ["IN USE"]), "SET BY"):
+        listing.add_column(column, no_wrap=column in {"KEY", "IN USE"}, overflow="fold")
+    for name, table in {"policy": bounds.policy, "quota": bounds.quota}.items():
+        for key, (value, where) in table.described().items():
+            cells: list[str | Text] = [f"{name}.{key}", Text(printable(_text(value)))]
+            if bounds.used is not None:
+                used = in_use(key, bounds.used, bounds.prepared_units) if name == "quota" else None
+                cells.append("" if used is None else f"{used:.12g}")
+            listing.add_row(*cells, Text(printable(where)))
+    return listing
 
 
 def _bounds(tenant: str, policy: Path | None, config: Path | None, url: str | None, token_file: Path | None) -> _Bounds:
@@ -185,7 +198,9 @@ def _asked(answer: PolicyAnswer, url: str) -> _Bounds:
     except ConfigurationError as error:
         raise click.ClickException(f"{error}; use the command line of the gateway's version") from error
     source = f"the gateway at {url}, which uses {answer.file or 'the built-in defaults'}"
-    return _Bounds(policy, quota, source, answer.file, tuple(answer.tenants), answer.used, answer.problem)
+    return _Bounds(
+        policy, quota, source, answer.file, tuple(answer.tenants), answer.used, answer.prepared_units, answer.problem
+    )
 
 
 def _above_quota(asked: SandboxSpec, bounds: _Bounds) -> list[Violation]:

@@ -65,6 +65,13 @@ def claim_excesses(quota: Quota, used: Shape, more: Shape) -> Iterator[Excess]:
             yield Excess(key, unit, limit, present, asked, quota.where(key))
 
 
+def in_use(key: str, used: Shape, prepared_units: int) -> float | None:
+    """Return what counts against one key of a quota; ``None`` for the pace of creates, which nothing uses up."""
+    if key == "prepared_units":
+        return prepared_units
+    return next((getattr(used, name) for known, name, _ in _STANDING if known == key), None)
+
+
 def units_excess(quota: Quota, used: int, more: int) -> Excess | None:
     """Return the excess of ``more`` prepared units for a tenant that has ``used`` unclaimed ones."""
     limit = quota.prepared_units

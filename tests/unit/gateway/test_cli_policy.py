@@ -101,13 +101,14 @@ def test_the_running_gateway_is_asked_and_its_usage_counts(
         "problem": "policy file /etc/policy.toml: [default.policy] max_cpu: there is no such key",
         "policy": {"isolations": {"value": ["gvisor", "runc"], "where": "/etc/policy.toml [acme.policy] isolations"}},
         "quota": {"cpus": {"value": 2.0, "where": "/etc/policy.toml [acme.quota] cpus"}},
+        "prepared_units": 7,
         "tenants": ["acme"],
         "used": {"cpus": 1.5, "memory_mb": 0, "disk_mb": 0, "gpus": 0, "slots": 1},
     }
     with Gateway() as gateway:
         monkeypatch.setenv("UCLOUD_SANDBOX_URL", gateway.url)
         monkeypatch.setenv("UCLOUD_SANDBOX_API_TOKEN", TOKEN)
-        gateway.next("GET", "/v1/policy", *[Reply(body=json.dumps(answer).encode())] * 3)
+        gateway.next("GET", "/v1/policy", *[Reply(body=json.dumps(answer).encode())] * 4)
         asked = spec(tmp_path, isolation="runc", security={"user": "1000"})
         code, out, _ = run(capsys, "check", asked, "--tenant", "acme", "--json")
         found = json.loads(out)
@@ -116,6 +117,16 @@ def test_the_running_gateway_is_asked_and_its_usage_counts(
         _, out, err = run(capsys, "show", "--tenant", "acme")
         assert gateway.url in err and "max_cpu" in err
         assert "/etc/policy.toml [acme.policy] isolations" in out
+        rows = {line.split()[0]: line for line in out.splitlines()}
+        assert "IN USE" in rows["KEY"]
+        assert rows["quota.cpus"].split()[1:3] == ["2.0", "1.5"]
+        assert " 7 " in rows["quota.prepared_units"]
+        shown = json.loads(run(capsys, "show", "--tenant", "acme", "--json")[1])["quota"]
+        assert (shown["sandboxes"]["used"], shown["cpus"]["used"], shown["creates_per_second"]["used"]) == (
+            1,
+            1.5,
+            None,
+        )
         assert {request.query.get("tenant") for request in gateway.sent("GET", "/v1/policy")} == {"acme"}
 
 
@@ -151,6 +162,7 @@ def test_show_lists_each_value_with_where_it_is_set(capsys: pytest.CaptureFixtur
     assert shown["max_cpus"]["where"] == f"{policy} [default.policy] max_cpus"
     code, out, err = run(capsys, "show", "--policy", str(policy))
     assert (code, "policy.max_cpus" in out, "acme" in err) == (0, True, True)
+    assert "IN USE" not in out, "only a gateway knows it"
 
 
 def test_show_warns_of_a_pattern_that_matches_nothing_as_it_is_meant(
