@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import socket
@@ -25,6 +26,7 @@ from tests.fakes.scripted import Drop, Recorded, Reply, ScriptedServer
 from tests.fakes.scripted_node import CHUNK, refusal
 from tests.fakes.serving import stopped_server
 from tests.integration.gateway_http import SESSION, HttpGateway, LogLines, body_of, in_thread, running_gateway
+from ucloud_sandboxes_sdk import SandboxApiError, SandboxClient
 
 OLD_SDK_EXEC = {"command": ["echo", "hi"], "env": {}, "working_dir": None, "stdin": False, "tty": False}
 FILES = "/v1/sandboxes/box/files"
@@ -187,7 +189,8 @@ def test_a_node_that_is_not_there(gateway: HttpGateway) -> None:
         ):
             assert answer.status_code == 503
             body = body_of(answer)
-            assert (body.code, body.retryable) == (ErrorCode.NODE_UNREACHABLE, True)
+            assert (body.code, body.retryable, body.begun) == (ErrorCode.NODE_UNREACHABLE, True, False)
+            assert int(answer.headers["retry-after"]) > 0
             assert "127.0.0.1" not in body.error
             assert "retry-after" in answer.headers
 
@@ -202,6 +205,25 @@ class BreaksOff:
     def __call__(self, request: Recorded) -> Reply:
         self.seen.append(request)
         return Drop() if request.method == "POST" else self.later
+
+
+def test_the_sdk_sends_an_exec_again_that_met_no_node(gateway: HttpGateway) -> None:
+    met: list[str | None] = []
+    with (
+        contextlib.ExitStack() as away,
+        SandboxClient(gateway.url, api_token=gateway.secrets[TokenScope.CLIENT]) as client,
+    ):
+        away.enter_context(gateway.node_at("http://127.0.0.1:9"))
+
+        def back(error: SandboxApiError) -> None:
+            met.append(error.code)
+            away.close()
+
+        client.transport.on_retry = back
+        client.transport.sleep = lambda _: None
+        session = client.start_exec("box", ["true"]).session
+    assert session["id"]
+    assert set(met) == {"node_unreachable"}
 
 
 def test_a_start_whose_answer_was_lost_is_found_again(gateway: HttpGateway) -> None:
