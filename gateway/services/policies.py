@@ -1,5 +1,6 @@
 """The policy file: read at the start, and again when it changes, so that a new policy needs no restart."""
 
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -34,12 +35,17 @@ def read_policies(path: Path) -> Policies:
     Raises:
         ConfigurationError: it cannot be read or is wrong; the sentence names file, table and key.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[Policies, str]:
+    """Return the policies of a file, and a version that changes with its content. Raises as `read_policies`."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
         if len(content) > MAX_FILE:
             raise ConfigurationError(f"policy file {path}: is larger than {MAX_FILE // MIB} MiB")
-        return Policies.parse(content.decode(), str(path))
+        return Policies.parse(content.decode(), str(path)), hashlib.sha256(content).hexdigest()[:16]
     except OSError as error:
         raise ConfigurationError(f"policy file {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -61,7 +67,10 @@ class PolicyFile:
         self._path = path
         self._clock = clock
         self._seen = None if path is None else _signature(path, clock)
-        self._policies = Policies() if path is None else read_policies(path)
+        self._policies = Policies()
+        self._version: str | None = None
+        if path is not None:
+            self._policies, self._version = _read(path)
         self._doubts: set[str] = set()
         self._warn()
         self.problem: str | None = None
@@ -97,6 +106,7 @@ class PolicyFile:
         return PolicyAnswer(
             tenant=tenant,
             file=self._path and str(self._path),
+            version=self._version,
             problem=self.problem,
             policy=policy,
             quota=quota,
@@ -147,9 +157,9 @@ class PolicyFile:
         seen = _signature(path, self._clock)
         if seen is not None and seen == self._seen:
             return
-        self._seen = seen
+        self._seen, before = seen, self._version
         try:
-            self._policies = read_policies(path)
+            self._policies, self._version = _read(path)
         except ConfigurationError as error:
             if str(error) != self.problem:
                 self.problem = str(error)
@@ -158,7 +168,7 @@ class PolicyFile:
         if self.problem is not None:
             log.warning("policy file %s: is right again, and holds", path)
             self.problem = None
-        else:
+        elif self._version != before:  # a young file is read again until its time can tell the next change
             log.info("policy file %s: has changed, and holds", path)
         self._warn()
 

@@ -80,6 +80,8 @@ class PolicyAnswer(WireAnswer):
     """Whose clients."""
     file: str | None = None
     """Path of the policy file on the gateway's machine; null where the built-in defaults hold for everybody."""
+    version: str | None = None
+    """Changes with the content of the file that holds; null where there is no file."""
     problem: str | None = None
     """What is wrong with the file as it is now, while the one before still holds; null when nothing is."""
     policy: dict[str, PolicyValue] = {}

@@ -98,6 +98,23 @@ def describe_node(node: NodeRecord, since: datetime) -> str | None:
     return None
 
 
+def policy_news(before: PolicyAnswer | None, now: PolicyAnswer) -> str | None:
+    """Return what is to be said of the policy file after two looks; ``None`` when there is nothing new.
+
+    Args:
+        before: what the look before found, if there was one.
+        now: what this one found.
+    """
+    if now.problem is not None:
+        is_known = before is not None and before.problem == now.problem
+        return None if is_known else f"the new policy is not used, the one before still holds: {now.problem}"
+    if before is None:
+        return None
+    if before.problem is not None:
+        return "the policy file is right again, and holds"
+    return "the policy file has changed, and holds" if before.version != now.version else None
+
+
 class Stack:
     """One service over one state directory.
 
@@ -155,19 +172,16 @@ class Stack:
         return node
 
     def wait(self) -> StopRequested:
-        """Keep everything alive until a signal asks for the end, and say what is wrong with the policy file."""
-        problem, has_file = None, True
+        """Keep everything alive until a signal asks for the end, and say what becomes of the policy file."""
+        before: PolicyAnswer | None = None
         while True:
+            if (now := self._policy()) is not None:
+                if (news := policy_news(before, now)) is not None:
+                    self._say(news)
+                before = now
+            has_file = before is None or before.file is not None
             if (stop := self._supervisor.wait(LOOK_EVERY if has_file else 3600.0)) is not None:
                 return stop
-            if not has_file or (answer := self._policy()) is None:
-                continue
-            has_file = answer.file is not None
-            if answer.problem not in {None, problem}:
-                self._say(f"the new policy is not used, the one before still holds: {answer.problem}")
-            elif answer.problem != problem:
-                self._say("the policy file is right again, and holds")
-            problem = answer.problem
 
     def _policy(self) -> PolicyAnswer | None:
         """Return what the gateway says of its policy file; ``None`` while it does not answer."""

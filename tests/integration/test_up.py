@@ -46,6 +46,10 @@ def test_up_starts_serves_and_ends_clean(engines: None, tmp_path: Path) -> None:
         with pytest.raises(PolicyDeniedError):
             up.client().create_sandbox(id="large", image=Image.from_registry("busybox"), cpus=2)
         until(lambda: "max_cpu:" in up.words, "it says what is wrong with the policy file")
+        policy.write_text("[default.policy]\nmax_cpus = 2\n")
+        until(lambda: "policy file is right again" in up.words, "it says that it is right again")
+        policy.write_text("[default.policy]\nmax_cpus = 3\n")
+        until(lambda: "policy file has changed" in up.words, "it says that it has changed")
         looked_for = marks(up.directory)
         assert up.end() == 0, up.words
         assert_nothing_left(looked_for)

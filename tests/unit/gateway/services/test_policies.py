@@ -1,6 +1,7 @@
 """The policy file is read again when it changes; a wrong one changes nothing and is complained about."""
 
 import asyncio
+import logging
 import os
 import time
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.core.policy import Policies
 from gateway.services.policies import PolicyFile
+from gateway.wire.resources import Shape
 from gateway.wire.settings import ConfigurationError
 
 
@@ -98,6 +100,21 @@ async def test_a_file_that_became_wrong_is_noticed_although_nobody_calls(
     looks.cancel()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert file.problem is not None
+
+
+def test_a_change_is_logged_once_although_a_young_file_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = tmp_path / "policy.toml", SteppedClock()
+    written(path, 1)
+    file = PolicyFile(path, clock)
+    first = file.describe("default", Shape(), 0).version
+    written(path, 2, age=0)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            file.look()
+    assert [record.getMessage() for record in caplog.records] == [f"policy file {path}: has changed, and holds"]
+    assert file.describe("default", Shape(), 0).version != first
 
 
 def test_a_wrong_or_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from click import ClickException
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.resources import Shape
 from gateway.wire.states import NodeState
+from gateway.wire.system import PolicyAnswer
 from providers.local.home import FAILURE
-from sandboxes.local.stack import Ending, Stack, describe_node, ending
+from sandboxes.local.stack import Ending, Stack, describe_node, ending, policy_news
 from sandboxes.local.state_dir import StateDir
 from sandboxes.local.supervisor import stop_signals
 
@@ -109,3 +110,25 @@ def test_a_node_is_ready_once_it_has_reported_since_the_start(
     state: NodeState, heartbeat_at: datetime | None, lacks: str | None
 ) -> None:
     assert describe_node(node(state, heartbeat_at), NOW) == lacks
+
+
+OLD, NEW = PolicyAnswer(file="/p", version="a"), PolicyAnswer(file="/p", version="b")
+WRONG = PolicyAnswer(file="/p", version="a", problem="line 2: no such key")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (None, OLD, None),
+        (OLD, OLD, None),
+        (OLD, NEW, "the policy file has changed, and holds"),
+        (OLD, WRONG, "the new policy is not used, the one before still holds: line 2: no such key"),
+        (None, WRONG, "the new policy is not used, the one before still holds: line 2: no such key"),
+        (WRONG, WRONG, None),
+        (WRONG, NEW, "the policy file is right again, and holds"),
+    ],
+)
+def test_each_change_of_the_policy_file_is_said_once(
+    before: PolicyAnswer | None, now: PolicyAnswer, said: str | None
+) -> None:
+    assert policy_news(before, now) == said
