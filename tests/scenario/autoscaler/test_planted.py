@@ -19,7 +19,7 @@ from autoscaler.core.world import Intent, NodeView, World
 from autoscaler.executor import Executor
 from autoscaler.instances import InstanceCreator
 from autoscaler.reconcile import Reconciler
-from providers.base import Applied, Ref
+from providers.base import Applied, ErrorKind, Ref
 from providers.rate_limit import Priority, RateLimit
 from providers.testing.fake import FakeProvider
 from tests.scenario.autoscaler.fake_gateway import FakeGateway
@@ -266,6 +266,11 @@ RARE: dict[str, list[Happening]] = {
         ("ask", ("gpu", 1)),
         ("wait", 1),
         ("namesake", 0),
+        ("wait", 8),
+    ],
+    "the cap of a pool in euro an hour is ignored": [
+        ("fault", ("east", "create", ErrorKind.CAPACITY, Applied.NO)),  # the dearer offer is bought
+        ("ask", ("big", 25)),
         ("wait", 8),
     ],
     "the cap of a pool in euro a month is ignored": [
