@@ -101,8 +101,9 @@ def test_idle_uploads_leave_room_for_neighbours_transfers(node: NodeUnderTest, m
     query = {"params": {"path": "file"}, "data": b"content"}
     assert node.call("PUT", f"/v1/sandboxes/{VICTIM}/files", **query).status_code == 200
     with idle_uploads(node, GREEDY, 64):
-        # One more shows that the others have arrived.
         refused = node.session.put(f"{node.url}/v1/sandboxes/{GREEDY}/files", **query, timeout=10)
+        while refused.ok:  # the others have not arrived yet
+            refused = node.session.put(f"{node.url}/v1/sandboxes/{GREEDY}/files", **query, timeout=10)
         for sandbox in (VICTIM, SIBLING):
             assert node.session.put(f"{node.url}/v1/sandboxes/{sandbox}/files", **query, timeout=10).status_code == 200
 
