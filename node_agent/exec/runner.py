@@ -1,11 +1,13 @@
 """The two threads of one session: one starts its process and reads it to its end, one feeds its input."""
 
+import contextlib
 import logging
 import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from gateway.wire import limits
@@ -16,7 +18,8 @@ from node_agent.runtime.base import Death, ExecProcess
 
 log = logging.getLogger(__name__)
 
-Start = Callable[[], ExecProcess]
+Start = Callable[[], AbstractContextManager[ExecProcess]]
+"""Starts the process; inside the block its sandbox is not paused."""
 Pace = Callable[[int], float]
 """Counts bytes of output; returns the seconds for which their reader has to pause."""
 FindDeath = Callable[[str, int, float], Death | None]
@@ -78,18 +81,19 @@ class Runner:
 
     def _result(self, find_death: FindDeath) -> ExecOutcome:
         session = self.session
-        try:
-            process = self._start()
-        except RuntimeFailure as failure:
-            wait = 0.0 if failure.code is ErrorCode.START_ERROR else DEATH_WAIT
-            death = find_death(session.sandbox_id, session.generation, wait)
-            return ExecOutcome.lost(failure.message, death) if death else ExecOutcome.refused(failure)
-        early = session.begun(process)
-        if early is None:
-            process.kill()
-            process.close()
-            return ExecOutcome.lost("ended before its process began", None)
-        self._catch_up(process, early)
+        with contextlib.ExitStack() as awake:
+            try:
+                process = awake.enter_context(self._start())
+            except RuntimeFailure as failure:
+                wait = 0.0 if failure.code is ErrorCode.START_ERROR else DEATH_WAIT
+                death = find_death(session.sandbox_id, session.generation, wait)
+                return ExecOutcome.lost(failure.message, death) if death else ExecOutcome.refused(failure)
+            early = session.begun(process)
+            if early is None:
+                process.kill()
+                process.close()
+                return ExecOutcome.lost("ended before its process began", None)
+            self._catch_up(process, early)
         if self.stdin is not None:
             threading.Thread(
                 target=feed, args=(session, process, self.stdin), name=f"stdin-{session.id}", daemon=True

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +29,8 @@ from node_agent.exec.session import Bell, ExecOutcome, Session
 from node_agent.runtime.base import Death, ExecCommand, ExecProcess
 
 log = logging.getLogger(__name__)
+
+Begin = Callable[[ExecCommand], AbstractContextManager[ExecProcess]]
 
 KILL_GRACE = 10.0  # a process that is still there this long after its SIGKILL is given up
 DELETED_RETENTION = 10.0  # readers that wait while the sandbox is deleted still see how it ended
@@ -108,11 +111,12 @@ class Sessions:
         _check_id(sandbox_id, order)
         return self._sessions.get(order.session_id)
 
-    def start(self, begin: Callable[[ExecCommand], ExecProcess], sandbox_id: str, order: ExecOrder) -> Session:
+    def start(self, begin: Begin, sandbox_id: str, order: ExecOrder) -> Session:
         """Start a session that is not there yet.
 
         Args:
-            begin: starts its process; called once, on a thread of the session.
+            begin: starts its process, and keeps its sandbox awake inside the block; called once, on a thread of the
+                session.
             sandbox_id: where.
             order: what to start.
 

@@ -1,7 +1,9 @@
 """What keeps a sandbox awake, and what puts it to sleep; see `node_agent.sandboxes.pause_gate`."""
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Final
 
@@ -36,14 +38,15 @@ class Hold:
         if held:
             self._entry.gate.leave(self._need)
 
-    def begin(self, command: ExecCommand) -> ExecProcess:
-        """Start a process, and let the sandbox be paused once it runs.
+    @contextlib.contextmanager
+    def begin(self, command: ExecCommand) -> Iterator[ExecProcess]:
+        """Start a process, and let the sandbox be paused after the block.
 
         Raises:
             RuntimeFailure: as `SandboxRuntime.exec`.
         """
         try:
-            return self.runtime.exec(self._entry.id, command)
+            yield self.runtime.exec(self._entry.id, command)
         finally:
             self.release()
 

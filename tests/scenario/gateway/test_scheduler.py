@@ -192,6 +192,7 @@ async def test_creates_beyond_the_seats_are_admitted_and_retry_later(
             await here.services.sandboxes.create(spec(name))
         assert (caught.value.code, caught.value.retry_after) == (ErrorCode.NO_ROOM, waiting_then)
     await here.pass_time(here.settings.pending_lease - 1)
+    await asyncio.wait(seated)  # their seats are free again
     seated.append(asyncio.create_task(here.services.sandboxes.create(spec("c"))))
     await here.manual_clock.someone_sleeps(here.settings.create_wait)
     here.manual_clock.advance(1)
