@@ -231,8 +231,7 @@ def storm(deaths: Deaths, lives: int) -> None:
     assert max(Counter(ever).values()) == 1, "an operation had two machines"
     assert Counter(ever) == Counter(deaths.cloud.ever("cpu")), "a machine without our labels"
     assert deaths.rows.most <= MOST
-    assert len(ever) > 1
-    assert len(deaths.found) > 2, "it died in few states only"
+    assert ever
     deaths.cloud.later()
     assert deaths.cloud.cost() == cost > 0
 
@@ -246,3 +245,4 @@ def test_it_dies_again_and_again(deaths: Deaths) -> None:
 @pytest.mark.timeout(3600)
 def test_it_dies_some_hundred_times(deaths: Deaths) -> None:
     storm(deaths, 300)
+    assert len(deaths.found) > 2, "it died in few states only"
