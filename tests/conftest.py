@@ -6,10 +6,10 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.engines.fixtures import docker_daemon, engines, postgres_url, test_images
+from tests.engines.fixtures import docker_daemon, engines, pooler, postgres_server, postgres_url, test_images
 from tests.engines.outside import outside
 
-__all__ = ["docker_daemon", "engines", "outside", "postgres_url", "test_images"]
+__all__ = ["docker_daemon", "engines", "outside", "pooler", "postgres_server", "postgres_url", "test_images"]
 
 
 def pytest_configure() -> None:

@@ -11,6 +11,7 @@ from sandboxes.local import residue
 from tests.engines import postgres
 from tests.engines.dockerd import Daemon, private_daemon
 from tests.engines.images import TestImages, import_images
+from tests.engines.pgbouncer import pooled
 
 _TOOLS = ("dockerd", "runsc", "busybox", "nft", "ip", "mkfs.ext4")
 
@@ -45,6 +46,20 @@ def test_images(docker_daemon: Daemon) -> TestImages:
         return import_images(client)
     finally:
         client.close()
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server of this module's own, which its tests may stop, freeze and break."""
+    with postgres.own_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def pooler(postgres_server: postgres.Server) -> Iterator[int]:
+    """Port of a PgBouncer before the module's own PostgreSQL."""
+    with pooled(postgres_server) as port:
+        yield port
 
 
 @pytest.fixture

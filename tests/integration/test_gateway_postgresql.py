@@ -9,7 +9,7 @@ from sqlalchemy import make_url
 from gateway.client import GatewayClient
 from gateway.store.db import PLACEMENT_LOCK
 from gateway.wire.errors import ErrorCode
-from tests.engines.postgres import Server, own_server
+from tests.engines.postgres import Server
 from tests.gateway_process import GatewayProcess, gateway_process, new_token
 from tests.waiting import wait_until
 
@@ -18,14 +18,8 @@ CALLS = [("GET", "/v1/sandboxes"), ("DELETE", "/v1/sandboxes/none"), ("POST", "/
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with own_server() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def database_url(server: Server) -> Iterator[str]:
-    with server.database() as url:
+def database_url(postgres_server: Server) -> Iterator[str]:
+    with postgres_server.database() as url:
         yield url
 
 
@@ -54,10 +48,12 @@ def is_ready(gateway: GatewayProcess) -> bool:
     return answer.status_code == 200
 
 
-def test_with_its_database_away_it_is_busy_and_says_so(gateway: GatewayProcess, token: str, server: Server) -> None:
+def test_with_its_database_away_it_is_busy_and_says_so(
+    gateway: GatewayProcess, token: str, postgres_server: Server
+) -> None:
     headers = {"Authorization": f"Bearer {token}"}
     assert GatewayClient(gateway.url, token).nodes() == []
-    server.stop("fast")
+    postgres_server.stop("fast")
     try:
         wait_until(lambda: not is_ready(gateway), SECONDS)
         assert "Retry-After" in readiness(gateway).headers
@@ -68,26 +64,26 @@ def test_with_its_database_away_it_is_busy_and_says_so(gateway: GatewayProcess, 
             assert answer.json()["retryable"] is True
             assert "Retry-After" in answer.headers
     finally:
-        server.start()
+        postgres_server.start()
     wait_until(lambda: is_ready(gateway), SECONDS)
     assert GatewayClient(gateway.url, token).nodes() == []
 
 
-def test_it_is_not_ready_while_its_database_is_frozen(gateway: GatewayProcess, server: Server) -> None:
+def test_it_is_not_ready_while_its_database_is_frozen(gateway: GatewayProcess, postgres_server: Server) -> None:
     wait_until(lambda: is_ready(gateway), SECONDS)
-    server.freeze()
+    postgres_server.freeze()
     try:
         wait_until(lambda: not is_ready(gateway), SECONDS)
     finally:
-        server.thaw()
+        postgres_server.thaw()
     wait_until(lambda: is_ready(gateway), SECONDS)
 
 
 def test_it_is_not_ready_while_nothing_can_be_placed(
-    gateway: GatewayProcess, server: Server, database_url: str
+    gateway: GatewayProcess, postgres_server: Server, database_url: str
 ) -> None:
     wait_until(lambda: is_ready(gateway), SECONDS)
-    with server.admin(make_url(database_url).database or "") as other:
+    with postgres_server.admin(make_url(database_url).database or "") as other:
         other.execute("SELECT pg_advisory_lock(%s)", [PLACEMENT_LOCK])
         wait_until(lambda: not is_ready(gateway), SECONDS)
     wait_until(lambda: is_ready(gateway), SECONDS)

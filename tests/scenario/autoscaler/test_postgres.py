@@ -13,8 +13,8 @@ from autoscaler.errors import LockedError
 from autoscaler.lock import Lease
 from autoscaler.store.db import open_engine
 from autoscaler.store.journal import Journal
-from tests.engines.pgbouncer import pooled, url_past
-from tests.engines.postgres import Server, own_server
+from tests.engines.pgbouncer import url_past
+from tests.engines.postgres import Server
 from tests.waiting import wait_until
 
 INTENT = Intent("op1", "cpu", "local", "d-cpu-op1", "t", "l", IntentState.PLANNED, 1.0, 1.0, 9.0)
@@ -32,21 +32,9 @@ class Clock:
         return self.now
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with own_server() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def pooler(server: Server) -> Iterator[int]:
-    with pooled(server) as port:
-        yield port
-
-
 @pytest.fixture(params=["direct", "pooled"])
-def url(request: pytest.FixtureRequest, server: Server) -> Iterator[str]:
-    with server.database() as made:
+def url(request: pytest.FixtureRequest, postgres_server: Server) -> Iterator[str]:
+    with postgres_server.database() as made:
         yield made if request.param == "direct" else url_past(request.getfixturevalue("pooler"), made)
 
 
@@ -128,14 +116,14 @@ def test_nobody_writes_without_ever_having_had_the_lease(engine: Engine) -> None
         journal.add([INTENT])
 
 
-def test_it_is_kept_while_the_block_lasts_also_over_a_restart_of_the_database(server: Server) -> None:
-    with server.database() as url:
+def test_it_is_kept_while_the_block_lasts_also_over_a_restart_of_the_database(postgres_server: Server) -> None:
+    with postgres_server.database() as url:
         engine = open_engine(url)
         lease, other = Lease(engine, "d", 6.0), Lease(engine, "d", LONG)
         with lease.kept():
             wait_until(lease.is_held)
-            server.stop()
-            server.start()
+            postgres_server.stop()
+            postgres_server.start()
             before = lease._held
             wait_until(lambda: lease._held != before, 20)
             assert lease.is_held()

@@ -12,29 +12,17 @@ from sqlmodel import Session
 from gateway.errors import StoreError
 from gateway.store.db import Database
 from gateway.wire.states import SandboxState
-from tests.engines.pgbouncer import pooled, url_past
-from tests.engines.postgres import Server, own_server
+from tests.engines.pgbouncer import url_past
+from tests.engines.postgres import Server
 from tests.scenario.gateway.world import Fleet, ManualClock, settings_for, spec, world
 
 S = SandboxState
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with own_server() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def pooler(server: Server) -> Iterator[int]:
-    with pooled(server) as port:
-        yield port
-
-
 @pytest.fixture
-def urls(server: Server, pooler: int) -> Iterator[tuple[str, str]]:
+def urls(postgres_server: Server, pooler: int) -> Iterator[tuple[str, str]]:
     """The URL past the pooler, and that of the server itself."""
-    with server.database() as url:
+    with postgres_server.database() as url:
         yield url_past(pooler, url), url
 
 
@@ -90,10 +78,10 @@ def test_a_pooler_without_a_way_past_it_is_refused(urls: tuple[str, str]) -> Non
         db.close()
 
 
-def test_a_way_to_another_database_is_refused(urls: tuple[str, str], server: Server) -> None:
+def test_a_way_to_another_database_is_refused(urls: tuple[str, str], postgres_server: Server) -> None:
     db = Database.open(urls[0])
     try:
-        with server.database() as other, pytest.raises(StoreError, match="another database"):
+        with postgres_server.database() as other, pytest.raises(StoreError, match="another database"):
             db.hear_notices_on(other)
         with pytest.raises(StoreError, match="refused"):
             db.hear_notices_on("postgresql://tests@127.0.0.1:1/nothing")
