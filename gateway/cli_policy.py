@@ -1,6 +1,5 @@
 """``sandboxes policy``: what the operator's policy file says, and what it would refuse of a sandbox."""
 
-import json
 import os
 import re
 import sys
@@ -28,7 +27,7 @@ from gateway.wire.sandboxes import SandboxSpec
 from gateway.wire.settings import ConfigurationError, describe
 from gateway.wire.system import PolicyAnswer
 from gateway.wire.tenants import DEFAULT_TENANT, TENANT_PATTERN, unknown_name
-from gateway.wire.text import printable
+from gateway.wire.text import json_text, printable
 
 app = typer.Typer()
 policy_app = typer.Typer(no_args_is_help=True)
@@ -131,7 +130,7 @@ def show_policy(
             for key, one in shown["quota"].items():
                 one["used"] = in_use(key, bounds.used, bounds.prepared_units)
         head = {"tenant": tenant, "file": bounds.file, "source": bounds.source, "problem": bounds.problem}
-        typer.echo(json.dumps({**head, **shown}, indent=2).replace("\x7f", "\\u007f"))
+        typer.echo(json_text({**head, **shown}))
         _warn(bounds.policy)
         return
     Console(width=None if sys.stdout.isatty() else WIDE).print(_listing(bounds))
@@ -267,7 +266,7 @@ def _print_json(tenant: str, bounds: _Bounds, found: list[Violation], ttl_second
             {"field": one.field, "value": one.value, "allowed": one.allowed, "where": one.where} for one in found
         ],
     }
-    typer.echo(json.dumps(answer, indent=2).replace("\x7f", "\\u007f"))
+    typer.echo(json_text(answer))
 
 
 def _note_unknown(bounds: _Bounds) -> None:

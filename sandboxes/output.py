@@ -6,7 +6,6 @@ either: it is what was asked for, as with `ssh` and `docker exec`.
 """
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ from rich.text import Text
 
 from gateway.wire.nodes import NodeRecord
 from gateway.wire.tenants import DEFAULT_TENANT
-from gateway.wire.text import printable
+from gateway.wire.text import json_text, printable
 
 if TYPE_CHECKING:  # doctor and bootstrap run where the SDK is not installed
     from ucloud_sandboxes_sdk import SandboxInfo
@@ -43,7 +42,7 @@ def show(table: Table) -> None:
 
 def print_json(value: object) -> None:
     """Print JSON on stdout, in ASCII."""
-    typer.echo(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
+    typer.echo(json_text(value))
 
 
 def line(text: str) -> None:

@@ -1,6 +1,7 @@
 """Text for people: from strangers on its way to a terminal or a log, and what is wrong with what they sent."""
 
 import difflib
+import json
 import logging
 from collections.abc import Collection
 from typing import Final
@@ -24,6 +25,11 @@ def printable(text: object, *, lines: bool = False) -> str:
         each if each.isprintable() or (lines and each == "\n") else each.encode("unicode_escape").decode()
         for each in str(text)
     )
+
+
+def json_text(value: object) -> str:
+    """Return JSON of several lines, in ASCII without control characters, for a terminal or a program."""
+    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
 
 
 # -- what is wrong ----------------------------------------------------------------------------------------------------
